@@ -1,0 +1,80 @@
+"""gpu_timed: true GPU time in distributed traces.
+
+Importing this touches no device and loads neither torch nor wrapt: names are loaded on first use.
+
+The rooms, from the top down; each looks down only:
+
+    cli                                          the commands
+    timed  configuration  testing                the doors
+    current ← tracer ← resolver ← reading ← span the engine
+    clocks  context  export  callables           where time, parents, sinks and wrappers come from
+    site  ports  settings  record  …             the ground: nouns and interfaces
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpu_timed.configuration import configure
+    from gpu_timed.current import FlushResult, flush, shutdown
+    from gpu_timed.errors import (
+        ConfigurationError,
+        DeviceFault,
+        GpuTimedError,
+        MissingExtraError,
+        NotCallableError,
+        WaitTimeout,
+    )
+    from gpu_timed.record import Cause, Missing, Record
+    from gpu_timed.timed import gpu_span, gpu_timed
+
+__all__ = [
+    "Cause",
+    "ConfigurationError",
+    "DeviceFault",
+    "FlushResult",
+    "GpuTimedError",
+    "Missing",
+    "MissingExtraError",
+    "NotCallableError",
+    "Record",
+    "WaitTimeout",
+    "configure",
+    "flush",
+    "gpu_span",
+    "gpu_timed",
+    "shutdown",
+]
+
+_HOMES = {
+    "configure": "configuration",
+    "flush": "current",
+    "shutdown": "current",
+    "FlushResult": "current",
+    "gpu_timed": "timed",
+    "gpu_span": "timed",
+    "Cause": "record",
+    "Missing": "record",
+    "Record": "record",
+    **dict.fromkeys(
+        ["ConfigurationError", "DeviceFault", "GpuTimedError", "MissingExtraError", "NotCallableError", "WaitTimeout"],
+        "errors",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("gpu_timed._version").VERSION
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'gpu_timed' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"gpu_timed.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

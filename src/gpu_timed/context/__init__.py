@@ -1,0 +1,1 @@
+"""What OpenTelemetry decides when a span is entered: parent, sampling, ids."""

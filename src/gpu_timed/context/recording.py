@@ -1,0 +1,193 @@
+"""The span that user code finds in ``get_current_span()`` while a timed call runs.
+
+An SDK span costs 10 to 17 µs on the calling thread. This one costs well under one: it holds the ids and
+the sampler's decision, and queues what user code writes to it. Once the device's time is known the
+exporting side lets the SDK's own ``start_span`` make the real span from it, in the caller's context, so
+that processors, limits and baggage see what they would have seen.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+
+from gpu_timed.ledger import logger
+from gpu_timed.values import AttributeValue, clean, clean_all
+
+Write = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+MOST_WRITES = 10_000
+"""Writes kept for one span; the SDK's own limits (128 attributes, 128 events) are far below."""
+
+
+class Admission:
+    """What was decided at entry and is kept: identity, parent, sampling, and where the span will go."""
+
+    __slots__ = (
+        "caller",
+        "context",
+        "flags",
+        "foreign",
+        "parent",
+        "parent_id",
+        "sampling",
+        "span_id",
+        "trace_id",
+        "trace_state",
+        "tracer",
+    )
+
+    def __init__(self, tracer: Any, context: Context, parent: Any, trace_id: int, parent_id: int | None) -> None:
+        self.tracer = tracer
+        self.context = context
+        self.parent = parent
+        self.trace_id = trace_id
+        self.parent_id = parent_id
+        self.span_id = 0
+        self.flags = 0
+        self.trace_state: Any = None
+        self.sampling: Any = None
+        self.foreign: trace.Span | None = None
+        self.caller: contextvars.Context | None = None
+
+
+class RecordingSpan(trace.Span):
+    """An OpenTelemetry span that is written to now and made later."""
+
+    admission: Admission
+    name: str
+    start_attributes: Mapping[str, AttributeValue]
+
+    def __init__(self, admission: Admission, name: str, start_attributes: Mapping[str, AttributeValue]) -> None:
+        self.admission = admission
+        self.name = name
+        self.start_attributes = start_attributes
+        self.writes: list[Write] | None = None
+        self._open = True
+        self._span_context: trace.SpanContext | None = None
+
+    # -- identity -------------------------------------------------------------------------------------
+
+    def get_span_context(self) -> trace.SpanContext:
+        """Return trace id, span id and flags, the same ones that will be exported."""
+        found = self._span_context
+        if found is None:
+            kept = self.admission
+            flags = trace.TraceFlags(kept.flags)
+            found = trace.SpanContext(kept.trace_id, kept.span_id, False, flags, kept.trace_state)
+            self._span_context = found
+        return found
+
+    @property
+    def context(self) -> trace.SpanContext:
+        """The same as :meth:`get_span_context`, under the name the SDK's spans use."""
+        return self.get_span_context()
+
+    @property
+    def parent(self) -> trace.SpanContext | None:
+        """The parent's context, or None at a root."""
+        parent = self.admission.parent
+        return None if parent is None else parent.get_span_context()
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """What the span holds so far; the measurements are not among it before the device is done."""
+        held: dict[str, Any] = dict(self.start_attributes)
+        for method, arguments, _ in self.writes or ():
+            if method == "set_attributes":
+                held.update(arguments[0])
+        return held
+
+    # -- what user code writes ------------------------------------------------------------------------
+
+    def is_recording(self) -> bool:
+        """Return True until the call has returned."""
+        return self._open
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Keep an attribute. A tensor is kept as its shape and type, never read back."""
+        self._write("set_attributes", ({key: clean(value)},))
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Keep several attributes."""
+        self._write("set_attributes", (clean_all(attributes),))
+
+    def add_event(self, name: str, attributes: Any = None, timestamp: int | None = None) -> None:
+        """Keep an event, with the time of this call unless another is given."""
+        kept = clean_all(attributes) if attributes else None
+        self._write("add_event", (name, kept), timestamp=timestamp if timestamp is not None else time.time_ns())
+
+    def add_link(self, context: trace.SpanContext, attributes: Any = None) -> None:
+        """Keep a link."""
+        self._write("add_link", (context, clean_all(attributes) if attributes else None))
+
+    def update_name(self, name: str) -> None:
+        """Rename the exported span. The record keeps the site's name."""
+        self._write("update_name", (name,))
+
+    def set_status(self, status: Any, description: str | None = None) -> None:
+        """Keep a status; what the call itself does (raising) is added after it."""
+        self._write("set_status", (status,) if description is None else (status, description))
+
+    def record_exception(
+        self,
+        exception: BaseException,
+        attributes: Any = None,
+        timestamp: int | None = None,
+        escaped: bool = False,  # noqa: FBT001, FBT002 - OpenTelemetry's signature
+    ) -> None:
+        """Keep an exception as an event. It is turned into text now: keeping it would keep its frames."""
+        kind = type(exception)
+        named = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        held = {
+            "exception.type": named,
+            "exception.message": message_of(exception),
+            "exception.stacktrace": _stacktrace(exception),
+            "exception.escaped": str(escaped),
+        }
+        self.add_event("exception", {**held, **(attributes or {})}, timestamp)
+
+    def end(self, end_time: int | None = None) -> None:  # noqa: ARG002 - OpenTelemetry's signature
+        """Take no more writes. When the span really ends is what is being measured, so it is not settable."""
+        self._open = False
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Do not end on leaving a ``with`` of user code's own: the engine ends the span."""
+
+    def _write(self, method: str, arguments: tuple[Any, ...], **named: Any) -> None:
+        if not self._open:
+            logger.warning("Calling %s on an ended span.", method)
+            return
+        writes = self.writes
+        if writes is None:
+            writes = self.writes = []
+        if len(writes) < MOST_WRITES:
+            writes.append((method, arguments, named))
+
+
+class SilentSpan(trace.NonRecordingSpan):
+    """A span that takes every write and keeps none."""
+
+    def __init__(self) -> None:
+        super().__init__(trace.INVALID_SPAN_CONTEXT)
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of *error*, or a note if its own ``__str__`` fails."""
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001 - the user's class, anything can happen
+        return f"<{type(error).__name__} whose text raised {type(failure).__name__}>"
+
+
+def _stacktrace(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception as failure:  # noqa: BLE001 - a broken __str__ or __repr__ of the user's class
+        return f"<no stack trace: {type(failure).__name__}>"

@@ -1,0 +1,259 @@
+"""The process's current tracer: the one place of mutable process-wide state, and it can be reset.
+
+Nothing here runs at import but defining it. The tracer is made by the first recorded call, and made
+anew in a forked child, whose device, threads and locks are not the parent's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpu_timed import _version
+from gpu_timed.clocks.host import HostClock
+from gpu_timed.clocks.torch_locator import TorchLocator
+from gpu_timed.context.gate import Gate
+from gpu_timed.export import provider
+from gpu_timed.export.otel import OtelSink
+from gpu_timed.ledger import Ledger
+from gpu_timed.ports import Locator, Sink
+from gpu_timed.resolver import Resolver
+from gpu_timed.settings import Settings, from_environment
+from gpu_timed.site import Site
+from gpu_timed.tracer import Opened, Tracer
+
+_MOST_SITES: Final = 10_000
+_LOSSES: Final = ("dropped_queue_full", "export_failed", "pending_at_exit", "after_shutdown")
+_NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class FlushResult:
+    """What became of the spans. True in a condition only if every one of them is known to be delivered."""
+
+    complete: bool
+    """Whether every span since the last flush got as far as this library can see: to the receiver under
+    ``configure(exporter=…)``, else to the application's provider."""
+    pending: int
+    """Spans still waiting for the device, or for a slow span processor."""
+    provider: str
+    """``flushed``, ``failed`` (answered False, or had not answered in time) or ``none`` (nothing to flush)."""
+    counts: Mapping[str, int]
+    """Everything counted so far in this process: handed over, exported, dropped, lost, faults."""
+
+    def __bool__(self) -> bool:
+        return self.complete
+
+
+class _State:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.settings: Settings | None = None
+        self.ledger = Ledger()
+        self.tracer: Tracer | None = None
+        self.sites: dict[Any, Site] = {}
+        self.fork_hook = False
+        self.installed = False
+        self.told: Mapping[str, int] = {}
+
+
+_state = _State()
+
+
+def settings() -> Settings:
+    """Return the process's settings, read from the environment the first time.
+
+    Raises:
+        ConfigurationError: A ``GPU_TIMED_*`` variable cannot be used.
+    """
+    if _state.settings is None:
+        _state.settings = from_environment()
+    return _state.settings
+
+
+def set_settings(**values: Any) -> None:
+    """Change the given settings; spans that are open keep the ones they began with."""
+    with _state.lock:
+        _state.settings = settings().with_values(**values)
+        if _state.tracer is not None:
+            _state.tracer.settings = _state.settings
+            _state.tracer.resolver.settings = _state.settings
+            _state.tracer.otel.device_spans = _state.settings.device_spans
+
+
+def tracer() -> Tracer:
+    """Return the process's tracer, made on first use."""
+    return _state.tracer or _make()
+
+
+def enter(
+    site: Site, arguments: tuple[Any, ...] = (), named: Mapping[str, Any] = _NO_ARGUMENTS, *, suspends: bool = False
+) -> Opened:
+    """Open a span for one call of *site*. See :meth:`gpu_timed.tracer.Tracer.enter`. Never raises."""
+    current = _state.tracer
+    if current is None:
+        try:
+            current = _make()
+        except Exception as error:  # noqa: BLE001 - the user's call goes on
+            _state.ledger.fault("start", error)
+            return None
+    return current.enter(site, arguments, named, suspends=suspends)
+
+
+def ledger() -> Ledger:
+    """Return the counts of this process."""
+    return _state.ledger
+
+
+def site(key: Any, make: Any) -> Site:
+    """Return the site kept under *key*, made by *make* the first time."""
+    found = _state.sites.get(key)
+    if found is None:
+        if len(_state.sites) >= _MOST_SITES:
+            _state.ledger.fault(
+                "sites_overflow", f"more than {_MOST_SITES} span names: names must come from code, not data"
+            )
+            return make()  # type: ignore[no-any-return]
+        found = _state.sites.setdefault(key, make())
+    return found
+
+
+def flush(timeout_s: float = 10.0) -> FlushResult:
+    """Wait until the spans that have ended are resolved and handed on, at most *timeout_s* seconds.
+
+    Returns:
+        What became of them. It is true only if nothing was left, lost or refused.
+    """
+    deadline = time.monotonic() + timeout_s
+    pending = 0 if _state.tracer is None else _state.tracer.resolver.flush(timeout_s)
+    answered = provider.force_flush(max(0.05, deadline - time.monotonic()))
+    return _result(pending=pending, answered=answered)
+
+
+def shutdown(timeout_s: float = 10.0) -> FlushResult:
+    """Resolve and hand on what is left, end gpu_timed's thread, and shut the provider down that it installed.
+
+    A provider of the application's own is flushed and left running. Calls that are decorated go on
+    working, and being measured: the next one starts anew.
+    """
+    deadline = time.monotonic() + timeout_s
+    with _state.lock:
+        ending, _state.tracer = _state.tracer, None
+    atexit.unregister(_at_exit)
+    pending = 0 if ending is None else ending.resolver.stop(timeout_s)
+    left = max(0.05, deadline - time.monotonic())
+    answered = provider.force_flush(left)
+    if _state.installed:
+        answered = provider.shut_down(max(0.05, deadline - time.monotonic())) and answered
+    return _result(pending=pending, answered=answered)
+
+
+def install_exporter(exporter: str, **options: Any) -> None:
+    """Make a provider for *exporter* the global one. See :func:`gpu_timed.export.provider.install`."""
+    with _state.lock:
+        provider.install(exporter, ledger=_state.ledger, **options)
+        _state.installed = True
+
+
+@contextlib.contextmanager
+def sink(added: Sink) -> Iterator[None]:
+    """Pass finished spans to *added* as well, for the length of the block."""
+    resolver = tracer().resolver
+    resolver.add_sink(added)
+    try:
+        yield
+    finally:
+        resolver.remove_sink(added)
+
+
+@contextlib.contextmanager
+def device(locator: Locator, host: HostClock) -> Iterator[None]:
+    """Measure with another device and host clock, for the length of the block."""
+    current = tracer()
+    before = current.locator, current.host
+    current.locator, current.host = locator, host
+    try:
+        yield
+    finally:
+        current.locator, current.host = before
+
+
+def reset() -> None:
+    """Forget everything, as if the process had just started. For tests."""
+    with _state.lock:
+        ending, _state.tracer = _state.tracer, None
+        _state.settings = None
+        _state.ledger = Ledger()
+        _state.sites = {}
+        _state.told = {}
+        _state.installed = False
+    if ending is not None:
+        ending.resolver.stop(1.0)
+
+
+def _make() -> Tracer:
+    with _state.lock:
+        if _state.tracer is not None:
+            return _state.tracer
+        held = settings()
+        counts = _state.ledger
+        resolver = Resolver(held, counts)
+        otel = OtelSink(counts, device_spans=held.device_spans)
+        resolver.add_sink(otel)
+        gate = Gate(counts, _version.VERSION)
+        # The last to register runs first at exit: ours must run before that of the provider, which
+        # registers when the application makes it.
+        gate.on_provider.append(_register_exit)
+        made = Tracer(
+            settings=held,
+            ledger=counts,
+            gate=gate,
+            locator=TorchLocator(),
+            host=HostClock(),
+            resolver=resolver,
+            otel=otel,
+        )
+        _register_exit()
+        if not _state.fork_hook and hasattr(os, "register_at_fork"):
+            _state.fork_hook = True
+            os.register_at_fork(after_in_child=_after_fork)
+        _state.tracer = made
+        return made
+
+
+def _register_exit() -> None:
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    ending = _state.tracer
+    if ending is not None:
+        ending.resolver.stop(ending.settings.exit_timeout_s)
+
+
+def _after_fork() -> None:
+    """In the child: the parent resolves its own spans; this process starts with nothing."""
+    old = _state.tracer
+    _state.lock = threading.RLock()
+    _state.ledger = Ledger()
+    _state.tracer = None
+    if old is not None:
+        old.dead = True
+        old.resolver.dead = True
+
+
+def _result(*, pending: int, answered: bool | None) -> FlushResult:
+    counts, told = _state.ledger.snapshot(), _state.told
+    _state.told = counts
+    lost = sum(counts.get(kind, 0) - told.get(kind, 0) for kind in _LOSSES)
+    said = "none" if answered is None else "flushed" if answered else "failed"
+    return FlushResult(
+        complete=pending == 0 and answered is not False and lost == 0, pending=pending, provider=said, counts=counts
+    )

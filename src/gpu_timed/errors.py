@@ -1,0 +1,57 @@
+"""The errors gpu_timed raises, one family.
+
+GpuTimedError
+├── ConfigurationError   an option or a setting that cannot be used (also a ValueError)
+├── NotCallableError     a decorator put on something that cannot be called (also a TypeError)
+├── MissingExtraError    a feature whose optional package is not installed (also an ImportError)
+├── WaitTimeout          a record that was not there in time (also a TimeoutError)
+└── DeviceFault          the device answered with an error while gpu_timed asked it something
+
+Each message says what was wrong and which change mends it. None of them is ever raised out of a
+decorated call: they come from decorating, configuring, waiting, and nothing else.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GpuTimedError(Exception):
+    """Base of every error that gpu_timed raises."""
+
+
+class ConfigurationError(GpuTimedError, ValueError):
+    """An option or a setting has a value that cannot be used."""
+
+
+class NotCallableError(GpuTimedError, TypeError):
+    """Something that cannot be called was decorated."""
+
+
+class MissingExtraError(GpuTimedError, ImportError):
+    """A feature was asked for whose optional package is not installed."""
+
+
+class WaitTimeout(GpuTimedError, TimeoutError):  # noqa: N818 - reads as what happened, like TimeoutError's own kin
+    """A record was not resolved within the time the caller gave."""
+
+
+class DeviceFault(GpuTimedError):  # noqa: N818 - the CUDA documentation's own word for a sticky error
+    """The device answered with an error, most often one that earlier work caused.
+
+    Kept inside: it becomes the status of a span and is never raised at the user.
+    """
+
+
+def unknown_value(what: str, value: object, known: Iterable[str]) -> ConfigurationError:
+    """Build the error for a word that is not among the *known* ones, naming the nearest."""
+    choices = sorted(known)
+    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return ConfigurationError(f"unknown {what} {value!r}{hint} Use one of: {', '.join(map(repr, choices))}.")
+
+
+def missing_extra(feature: str, package: str, extra: str) -> MissingExtraError:
+    """Build the error for an optional *package* that *feature* needs, naming the pip command."""
+    return MissingExtraError(f"{feature} needs {package}. Install it with:\n    pip install 'gpu-timed[{extra}]'")

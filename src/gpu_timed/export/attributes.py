@@ -1,0 +1,144 @@
+"""The names under which a record appears in a trace, one documented constant each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpu_timed.record import Missing, Record
+from gpu_timed.values import AttributeValue
+
+HW_ID: Final = "hw.id"
+"""UUID of the GPU (OpenTelemetry semantic conventions, hardware)."""
+HW_TYPE: Final = "hw.type"
+"""``gpu``."""
+HW_NAME: Final = "hw.name"
+"""Product name of the GPU."""
+ERROR_TYPE: Final = "error.type"
+"""Class of what the call raised (stable semantic convention)."""
+THREAD_ID: Final = "thread.id"
+"""Python's identifier of the thread that entered the span."""
+
+DEVICE_DURATION: Final = "gpu_timed.device.duration_ns"
+"""Nanoseconds from start mark to end mark on the device."""
+DEVICE_MIN: Final = "gpu_timed.device.min_ns"
+"""What remains of it if the device waited for the host whenever it could have."""
+DEVICE_INDEX: Final = "gpu_timed.device.index"
+"""Index of the device, as the runtime counts."""
+DEVICE_STREAM: Final = "gpu_timed.device.stream"
+"""Raw handle of the stream, as text in hexadecimal; ``0x0`` is the default stream."""
+DEVICE_MISSING: Final = "gpu_timed.device.missing"
+"""Why there is no device time."""
+LAUNCH_DURATION: Final = "gpu_timed.launch.duration_ns"
+"""Host nanoseconds from entering the function to its return."""
+QUEUE_DURATION: Final = "gpu_timed.queue.duration_ns"
+"""Nanoseconds the start mark waited behind earlier work."""
+SYNC_DURATION: Final = "gpu_timed.sync.duration_ns"
+"""Host nanoseconds spent waiting at the span boundary."""
+SYNC_POLICY: Final = "gpu_timed.sync.policy"
+"""``boundary``, ``deferred`` or ``device``."""
+UNCERTAINTY: Final = "gpu_timed.uncertainty_ns"
+"""How far the device span's true position may lie from the one shown."""
+LAUNCH_GAPS: Final = "gpu_timed.launch_gaps_included"
+"""Whether the device duration holds time in which the device waited for the host: yes, no, unknown."""
+CLOCK: Final = "gpu_timed.clock"
+"""Where the device's marks come from."""
+WARMTH: Final = "gpu_timed.warmth"
+"""``cold``, ``warm`` or ``unknown``."""
+WARMTH_TIER: Final = "gpu_timed.warmth.tier"
+"""``built``, ``loaded``, ``initialised`` or ``hot``."""
+WARMTH_CAUSES: Final = "gpu_timed.warmth.causes"
+"""What made the call cold, one text for each cause."""
+COMPILE_DURATION: Final = "gpu_timed.compile.duration_ns"
+"""Host nanoseconds in compiling, tuning and loading."""
+MODE: Final = "gpu_timed.mode"
+"""How the work was launched."""
+MODE_REQUESTED: Final = "gpu_timed.mode.requested"
+"""The mode that was asked for, where it is not the one that ran."""
+MODE_REASON: Final = "gpu_timed.mode.reason"
+"""Why another mode ran."""
+BOUND: Final = "gpu_timed.bound"
+"""What limits the call."""
+CALL_INDEX: Final = "gpu_timed.call.index"
+"""How many calls of the site came before."""
+FIRST_CALL: Final = "gpu_timed.first_call"
+"""Whether this was the site's first call in the process."""
+RESUMPTIONS: Final = "gpu_timed.resumptions"
+"""How many times a coroutine ran between suspensions."""
+QUALITY: Final = "gpu_timed.quality"
+"""Notes on what is doubtful about the numbers."""
+
+
+def of_host_span(record: Record) -> dict[str, AttributeValue]:
+    """Return the attributes of the span that covers the call."""
+    found: dict[str, AttributeValue] = {
+        CLOCK: record.clock,
+        WARMTH: record.warmth,
+        BOUND: record.bound,
+        CALL_INDEX: record.call_index,
+        SYNC_POLICY: record.sync,
+        THREAD_ID: record.thread_id,
+    }
+    _put_measured(found, record)
+    if record.first_call:
+        found[FIRST_CALL] = True
+    if record.resumptions != 1:
+        found[RESUMPTIONS] = record.resumptions
+    if record.causes:
+        found[WARMTH_CAUSES] = tuple(f"{cause.probe}: {cause.what}" for cause in record.causes)
+    if record.mode_requested != record.mode and isinstance(record.mode_requested, str):
+        found[MODE_REQUESTED] = record.mode_requested
+    if record.mode_reason:
+        found[MODE_REASON] = record.mode_reason
+    if record.status != "ok":
+        found[ERROR_TYPE] = record.error.partition(":")[0]
+    found.update(_device(record))
+    return found
+
+
+def of_device_span(record: Record) -> dict[str, AttributeValue]:
+    """Return the attributes of the span that shows the device's work."""
+    found = _device(record)
+    for name, value in ((DEVICE_DURATION, record.device_ns), (UNCERTAINTY, record.uncertainty_ns)):
+        if not isinstance(value, Missing):
+            found[name] = value
+    found[CLOCK] = record.clock
+    found[WARMTH] = record.warmth
+    if not isinstance(record.mode, Missing):
+        found[MODE] = record.mode
+    return found
+
+
+def _put_measured(found: dict[str, AttributeValue], record: Record) -> None:
+    """Put in what was measured; a missing value is left out, and why the device time is missing is said."""
+    measured = {
+        DEVICE_DURATION: record.device_ns,
+        DEVICE_MIN: record.device_min_ns,
+        LAUNCH_DURATION: record.launch_ns,
+        QUEUE_DURATION: record.queue_ns,
+        SYNC_DURATION: record.sync_ns,
+        UNCERTAINTY: record.uncertainty_ns,
+        COMPILE_DURATION: record.compile_ns,
+        WARMTH_TIER: record.tier,
+        MODE: record.mode,
+    }
+    found.update({name: value for name, value in measured.items() if not isinstance(value, Missing)})
+    if isinstance(record.device_ns, Missing):
+        found[DEVICE_MISSING] = record.device_ns.reason
+    else:
+        found[LAUNCH_GAPS] = record.launch_gaps_included
+
+
+def _device(record: Record) -> dict[str, AttributeValue]:
+    found: dict[str, AttributeValue] = {}
+    if isinstance(record.device, int):
+        found[HW_TYPE] = "gpu"
+        found[DEVICE_INDEX] = record.device
+    if isinstance(record.stream, int):
+        found[DEVICE_STREAM] = hex(record.stream)
+    if isinstance(record.device_uuid, str):
+        found[HW_ID] = record.device_uuid
+    if isinstance(record.device_name, str):
+        found[HW_NAME] = record.device_name
+    if record.quality:
+        found[QUALITY] = record.quality
+    return found

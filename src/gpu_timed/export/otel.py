@@ -1,0 +1,133 @@
+"""Turns a finished span into OpenTelemetry spans, exactly as the SDK would have made them at entry.
+
+The real span is made by the SDK's own ``start_span``, on a shallow copy of the application's tracer
+whose id generator and sampler answer what was decided when the call was entered. Limits, links, the
+resource and every span processor are therefore the application's own, and ``on_start`` runs in the
+caller's context.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Final
+
+from opentelemetry import trace
+from opentelemetry.trace import Status, StatusCode
+
+from gpu_timed.export import attributes
+from gpu_timed.ledger import Ledger
+from gpu_timed.record import Missing, Record
+
+_INTERNAL: Final = trace.SpanKind.INTERNAL
+
+
+class _Decided:
+    """Sampler and id generator in one, that repeat a decision made earlier."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+        self.sampling: Any = None
+        self.trace_id = 0
+        self.span_id = 0
+
+    def should_sample(self, *_: Any, **__: Any) -> Any:
+        return self.sampling
+
+    def get_description(self) -> str:
+        return "decided at entry by gpu_timed"
+
+    def generate_span_id(self) -> int:
+        return self.span_id or int(self._generator.generate_span_id())
+
+    def generate_trace_id(self) -> int:
+        return self.trace_id
+
+    def is_trace_id_random(self) -> bool:
+        return bool(self._generator.is_trace_id_random())
+
+
+class OtelSink:
+    """Hands spans to the provider that was in force when they were entered.
+
+    Args:
+        ledger: Where spans that could not be handed over are counted.
+        device_spans: Whether a second span shows the device's work.
+    """
+
+    def __init__(self, ledger: Ledger, *, device_spans: bool) -> None:
+        self._ledger = ledger
+        self.device_spans = device_spans
+
+    def announce(self, span: Any, record: Record) -> None:
+        """Make and end the host span now, without the device's numbers: its device span will carry them."""
+        kept = span.admission
+        if kept.tracer is not None:
+            span.host_span = kept.caller.run(self._make_host, span, record, self._copy(span))
+            kept.caller.run(self._end_host, span.host_span, record)
+
+    def emit(self, span: Any, record: Record) -> None:
+        """Make the host span of *record*, its device span inside it, and end both at their own times."""
+        kept = span.admission
+        if kept.tracer is not None:
+            kept.caller.run(self._make, span, record)
+            self._ledger.count("handed_over")
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _make(self, span: Any, record: Record) -> None:
+        tracer = self._copy(span)
+        if span.host_span is not None:
+            self._make_device(span, record, tracer, span.host_span, attributes.of_host_span(record))
+            return
+        host = self._make_host(span, record, tracer)
+        self._make_device(span, record, tracer, host, attributes.of_device_span(record))
+        self._end_host(host, record)
+
+    def _copy(self, span: Any) -> Any:
+        """Return the tracer to make this span with: a copy that repeats the decision, or a foreign one as it is."""
+        kept = span.admission
+        if kept.foreign is not None:
+            return kept.tracer
+        tracer = copy.copy(kept.tracer)  # anew each time: the original's resource changes after a fork
+        decided = _Decided(kept.tracer.id_generator)
+        decided.sampling, decided.trace_id, decided.span_id = kept.sampling, kept.trace_id, kept.span_id
+        tracer.sampler = tracer.id_generator = decided
+        return tracer
+
+    def _make_host(self, span: Any, record: Record, tracer: Any) -> Any:
+        kept = span.admission
+        host = kept.foreign
+        if host is None:
+            host = tracer.start_span(
+                span.name,
+                context=kept.context,
+                kind=_INTERNAL,
+                attributes=span.start_attributes,
+                start_time=record.start_ns,
+            )
+        for method, arguments, named in span.writes or ():
+            getattr(host, method)(*arguments, **named)
+        host.set_attributes(attributes.of_host_span(record))
+        return host
+
+    def _make_device(self, span: Any, record: Record, tracer: Any, host: Any, held: dict[str, Any]) -> None:
+        if not self.device_spans or isinstance(record.device_start_ns, Missing):
+            return
+        if span.admission.foreign is None:
+            decided = tracer.id_generator
+            decided.span_id = 0  # a new one
+            decided.sampling = copy.copy(decided.sampling)
+            decided.sampling.attributes = held
+        device = tracer.start_span(
+            f"{record.name} [gpu]",
+            context=trace.set_span_in_context(host, span.admission.context),
+            kind=_INTERNAL,
+            attributes=held,
+            start_time=record.device_start_ns,
+        )
+        device.end(end_time=record.device_end_ns)
+
+    def _end_host(self, host: Any, record: Record) -> None:
+        if record.status == "error":
+            host.set_status(Status(StatusCode.ERROR, record.error))
+        host.end(end_time=record.end_ns)

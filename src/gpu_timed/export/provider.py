@@ -1,0 +1,154 @@
+"""Builds the OpenTelemetry provider that ``configure(exporter=…)`` asks for, with OpenTelemetry's own parts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+from gpu_timed.errors import ConfigurationError, missing_extra, unknown_value
+from gpu_timed.ledger import Ledger
+
+EXPORTERS: Final = frozenset({"otlp", "jsonl", "console", "none"})
+
+
+class CountingExporter(SpanExporter):
+    """Counts what the receiver took and what was lost on the way; the work is another exporter's."""
+
+    def __init__(self, inner: SpanExporter, ledger: Ledger) -> None:
+        self._inner = inner
+        self._ledger = ledger
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export *spans*, and count the answer."""
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._inner.export(spans)
+        finally:
+            kind = "exported" if result is SpanExportResult.SUCCESS else "export_failed"
+            self._ledger.count(kind, len(spans))
+        return result
+
+    def shutdown(self) -> None:
+        """Shut the exporter down."""
+        self._inner.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Flush the exporter."""
+        return self._inner.force_flush(timeout_millis)
+
+
+def install(
+    exporter: str,
+    *,
+    ledger: Ledger,
+    service_name: str | None,
+    path: str | os.PathLike[str] | None,
+    endpoint: str | None,
+) -> None:
+    """Make a provider with *exporter* the application's global one.
+
+    Raises:
+        ConfigurationError: The exporter is unknown, lacks its argument, or a provider is set already.
+        MissingExtraError: The exporter's package is not installed.
+    """
+    if exporter not in EXPORTERS:
+        raise unknown_value("exporter", exporter, EXPORTERS)
+    if path is not None and exporter != "jsonl":
+        raise ConfigurationError(f"path= belongs to exporter='jsonl', not to {exporter!r}.")
+    if endpoint is not None and exporter != "otlp":
+        raise ConfigurationError(f"endpoint= belongs to exporter='otlp', not to {exporter!r}.")
+    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        raise ConfigurationError(
+            "this process has an OpenTelemetry tracer provider already, and it can be set only once. Leave exporter= "
+            "out to send spans through it, or call configure() before the provider is set."
+        )
+    inner = _exporter(exporter, path, endpoint)
+    provider = TracerProvider(resource=_resource(service_name))
+    if inner is not None:
+        provider.add_span_processor(BatchSpanProcessor(CountingExporter(inner, ledger)))
+    trace.set_tracer_provider(provider)
+
+
+def force_flush(timeout_s: float) -> bool | None:
+    """Flush the application's provider, within *timeout_s* whatever the provider does.
+
+    The SDK's own ``force_flush`` may ignore its timeout for half a minute (opentelemetry-python#4568), so
+    it runs on a thread that is left behind when time is up.
+
+    Returns:
+        What the provider answered, False when time ran out, None when there is nothing to flush.
+    """
+    flush = getattr(trace.get_tracer_provider(), "force_flush", None)
+    return None if flush is None else _within(lambda: bool(flush(max(1, int(timeout_s * 1000)))), timeout_s)
+
+
+def shut_down(timeout_s: float) -> bool | None:
+    """Shut the application's provider down, within *timeout_s*. Returns as :func:`force_flush` does."""
+    shutdown = getattr(trace.get_tracer_provider(), "shutdown", None)
+    return None if shutdown is None else _within(lambda: shutdown() is None, timeout_s)
+
+
+def _within(work: Callable[[], bool], timeout_s: float) -> bool:
+    answer: list[bool] = []
+
+    def run() -> None:
+        answer.append(work())
+
+    thread = threading.Thread(target=run, name="gpu_timed-flush", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return bool(answer and answer[0])
+
+
+def _resource(service_name: str | None) -> Resource:
+    """Return the resource: host identity under whatever ``OTEL_RESOURCE_ATTRIBUTES`` says.
+
+    Jaeger takes spans whose resource names no host for spans of another machine and "corrects" their
+    clock; so the host is always named.
+    """
+    held: dict[str, Any] = {"host.name": socket.gethostname(), "process.pid": os.getpid()}
+    machine = Path("/etc/machine-id")
+    if machine.is_file():
+        held["host.id"] = machine.read_text().strip() or held["host.name"]
+    return Resource(held).merge(Resource.create({"service.name": service_name} if service_name else {}))
+
+
+def _exporter(name: str, path: str | os.PathLike[str] | None, endpoint: str | None) -> SpanExporter | None:
+    if name == "none":
+        return None
+    if name == "console":
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter  # noqa: PLC0415 - only if asked for
+
+        return ConsoleSpanExporter()
+    if name == "jsonl":
+        return _json_lines(path)
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+    except ImportError:
+        raise missing_extra("exporter='otlp'", "opentelemetry-exporter-otlp-proto-http", "otlp") from None
+    if endpoint is not None and urlsplit(endpoint).path in ("", "/"):
+        endpoint = endpoint.rstrip("/") + "/v1/traces"
+    return OTLPSpanExporter(endpoint=endpoint)
+
+
+def _json_lines(path: str | os.PathLike[str] | None) -> SpanExporter:
+    if path is None:
+        raise ConfigurationError("exporter='jsonl' needs path=: the file to append OTLP JSON lines to.")
+    try:
+        from opentelemetry.exporter.otlp.json.file import FileSpanExporter  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise missing_extra("exporter='jsonl'", "opentelemetry-exporter-otlp-json-file", "otlp") from None
+    try:
+        return FileSpanExporter(path)
+    except OSError as error:
+        raise ConfigurationError(f"path={os.fspath(path)!r} cannot be written: {error.strerror}.") from error

@@ -1,0 +1,40 @@
+"""The ledger: how often something went wrong inside gpu_timed, or was dropped, by kind."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from typing import Final
+
+logger: Final = logging.getLogger("gpu_timed")
+
+
+class Ledger:
+    """Counts by kind, and says each kind once in the log.
+
+    A fault inside gpu_timed never reaches the user's call; here is where it can be seen instead.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def count(self, kind: str, amount: int = 1) -> None:
+        """Add *amount* to *kind*, silently: for things that are expected to happen under load."""
+        with self._lock:
+            self._counts[kind] += amount
+
+    def fault(self, kind: str, error: BaseException | str) -> None:
+        """Count a fault of *kind* and log it the first time it happens in this process."""
+        with self._lock:
+            self._counts[kind] += 1
+            first = self._counts[kind] == 1
+        if first:
+            detail = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+            logger.warning("gpu_timed: %s (%s). Counted from here on, not logged again.", kind, detail)
+
+    def snapshot(self) -> dict[str, int]:
+        """Return the counts by kind."""
+        with self._lock:
+            return dict(self._counts)

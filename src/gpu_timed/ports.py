@@ -1,0 +1,146 @@
+"""The interfaces of the rooms above, and the few values that pass through them.
+
+The engine knows these and no implementation: clocks, locators, probes and sinks are handed to it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from gpu_timed.record import Cause, Missing, Record, Tier, Warmth
+
+
+class Mark(Protocol):
+    """A point on a clock, placed but perhaps not yet reached. Opaque outside its clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What a device is called: index as the runtime counts, UUID and product name."""
+
+    index: int
+    uuid: str | Missing
+    name: str | Missing
+
+
+class Place:
+    """One stream of one device, with the clock that can mark it. Made once for each stream, then kept."""
+
+    __slots__ = ("clock", "device", "stream", "watchers")
+
+    def __init__(self, clock: Clock, device: int, stream: int) -> None:
+        self.clock = clock
+        self.device = device
+        self.stream = stream
+        #: Spans that have a start mark here and no end mark yet: a mark by a stranger is a mark in between.
+        self.watchers: list[Any] = []
+
+
+class Position(NamedTuple):
+    """Where a mark stands on the host's monotonic axis: true within ``uncertainty_ns``."""
+
+    host_ns: int
+    uncertainty_ns: int
+    fault: bool
+    """The order of events contradicted what was known of the device's clock."""
+
+
+class Clock(Protocol):
+    """Marks on streams, and what can be asked of them once the device has reached them.
+
+    A mark is reached in the order of its stream. Only :meth:`wait` and :meth:`wait_device` block; they
+    and the questions may be asked from any thread, also while another thread captures a graph. An answer
+    that is an error of the device raises :class:`~gpu_timed.errors.DeviceFault`.
+    """
+
+    name: str
+
+    def mark(self, place: Place) -> Mark | Missing:
+        """Place a mark behind the work queued so far on *place*. Never blocks, never raises."""
+        ...
+
+    def is_capturing(self, place: Place) -> bool:
+        """Return whether work put on *place* now would go into a graph instead of running."""
+        ...
+
+    def is_done(self, mark: Mark) -> bool:
+        """Return whether the device has reached *mark*."""
+        ...
+
+    def wait(self, mark: Mark) -> None:
+        """Block until the device has reached *mark*."""
+        ...
+
+    def wait_device(self, place: Place) -> None:
+        """Block until every stream of the device of *place* is idle."""
+        ...
+
+    def elapsed_ns(self, start: Mark, end: Mark) -> int:
+        """Return device nanoseconds from *start* to *end*, both reached."""
+        ...
+
+    def position(self, start: Mark, elapsed_ns: int, called_ns: int, seen_ns: int) -> Position:
+        """Place *start*, reached, on the host's monotonic axis.
+
+        *called_ns* is the host's time just before *start* was placed, *seen_ns* a time at which the mark
+        that lies *elapsed_ns* behind it was known to be reached: the truth cannot lie outside these two.
+        """
+        ...
+
+    def release(self, *marks: Mark) -> None:
+        """Give *marks* back for re-use. They must not be asked anything afterwards."""
+        ...
+
+    def describe(self, place: Place) -> DeviceInfo:
+        """Return what the device of *place* is called."""
+        ...
+
+    def unhindered(self) -> AbstractContextManager[None]:
+        """Return a context in which this thread's questions cannot break another thread's graph capture."""
+        ...
+
+
+class Locator(Protocol):
+    """Says for a runtime where its current work goes, without initialising anything."""
+
+    def locate(self) -> Place | Missing:
+        """Return the place of the current stream, or why there is none. Work put there now would run."""
+        ...
+
+    def device_of(self, value: Any) -> int | None:
+        """Return the index of the device on which *value* (a result) lives, if it lives on one."""
+        ...
+
+
+class Verdict(NamedTuple):
+    """What the probes saw between the beginning and the end of a span."""
+
+    warmth: Warmth
+    tier: Tier | Missing
+    causes: tuple[Cause, ...]
+
+
+class WarmthSource(Protocol):
+    """Sees what is compiled, tuned, loaded or initialised in this process."""
+
+    def now(self) -> Any:
+        """Return where the stream of events stands now. Costs a few nanoseconds."""
+        ...
+
+    def verdict(self, began: Any, ended: Any, thread_id: int, *, first_call: bool) -> Verdict:
+        """Return what happened on behalf of *thread_id* between *began* and *ended*."""
+        ...
+
+
+class Sink(Protocol):
+    """Where finished spans go. Called on the resolver's thread, but for ``late="device_only"``."""
+
+    def announce(self, span: Any, record: Record) -> None:
+        """Take a host span that ends now, on the calling thread; *record* holds no device time yet."""
+        ...
+
+    def emit(self, span: Any, record: Record) -> None:
+        """Take one finished span. May be slow and may raise; neither reaches a decorated call."""
+        ...

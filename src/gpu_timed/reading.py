@@ -1,0 +1,219 @@
+"""Reading: turns the marks of a finished span into its record.
+
+The arithmetic of DESIGN, in one place. A span's *launch* and *queue* have one origin, the moment user
+code was entered, so that their difference is the longest the device can have waited for the host.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from gpu_timed.errors import DeviceFault
+from gpu_timed.ports import DeviceInfo, Verdict
+from gpu_timed.record import NOT_SAMPLED, NOT_SET, Answer, Bound, Measured, Missing, Record, Status
+from gpu_timed.site import Site
+from gpu_timed.span import Segment, Span
+
+DEVICE_ERROR_HINT: Final = "may come from earlier work"
+_PROVEN: Final = 0.9
+"""Share of the device time that must be proven work before the device is called the bound."""
+_UNKNOWN: Final = Verdict("unknown", NOT_SET, ())
+
+
+@dataclass(slots=True)
+class _Device:
+    """What the marks of one span say, on the host's monotonic axis."""
+
+    device_ns: Measured
+    min_ns: Measured
+    queue_ns: Measured
+    start_ns: Measured
+    end_ns: Measured
+    uncertainty_ns: Measured
+    gaps: Answer = "unknown"
+
+
+def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
+    """Build the record of *span*.
+
+    Args:
+        span: A span whose last mark was reached, or that can have no device time.
+        seen_ns: The host's monotonic time at which its last mark was known to be reached.
+        verdict: What the warmth probes saw.
+    """
+    first = span.segments[0]
+    missing = Missing("device_error", span.device_error) if span.device_error else span.missing()
+    found = _nothing(missing) if missing is not None else _read_marks(span, seen_ns)
+    to_unix = span.host.to_unix
+    ended_ns = span.returned_ns + span.sync_ns
+    if isinstance(found.end_ns, int) and span.late == "host":
+        ended_ns = max(ended_ns, found.end_ns)
+    place = first.place
+    info = None if place is None else _describe(place)
+    unknown = first.start if isinstance(first.start, Missing) else Missing("no_device")
+    error = span.error
+    if span.device_error and not error:
+        error = f"{span.device_error} ({DEVICE_ERROR_HINT})"
+    kept = span.admission
+    return Record(
+        name=span.site.name,
+        trace_id=kept.trace_id,
+        span_id=kept.span_id,
+        parent_id=kept.parent_id,
+        process_id=os.getpid(),
+        thread_id=span.thread_id,
+        attributes=MappingProxyType(dict(span.start_attributes)),
+        clock="host" if place is None else place.clock.name,
+        device=unknown if place is None else place.device,
+        device_uuid=unknown if info is None else info.uuid,
+        device_name=unknown if info is None else info.name,
+        stream=unknown if place is None else place.stream,
+        start_ns=to_unix(span.started_ns),
+        end_ns=to_unix(ended_ns),
+        launch_ns=sum(segment.returned_ns - segment.entered_ns for segment in span.segments),
+        queue_ns=found.queue_ns,
+        device_ns=found.device_ns,
+        device_min_ns=found.min_ns,
+        sync_ns=span.sync_ns,
+        device_start_ns=to_unix(found.start_ns) if isinstance(found.start_ns, int) else found.start_ns,
+        device_end_ns=to_unix(found.end_ns) if isinstance(found.end_ns, int) else found.end_ns,
+        uncertainty_ns=found.uncertainty_ns,
+        launch_gaps_included=found.gaps,
+        warmth=verdict.warmth,
+        tier=verdict.tier,
+        causes=verdict.causes,
+        first_call=span.index == 0,
+        call_index=span.index,
+        mode=span.site.mode or NOT_SET,
+        mode_requested=span.site.mode or NOT_SET,
+        bound=_bound(found),
+        sync=span.sync,
+        resumptions=len(span.segments),
+        status=_status(span, error),
+        error=error,
+        quality=tuple(span.quality),
+    )
+
+
+def not_sampled(site: Site, start_ns: int, attributes: Mapping[str, Any]) -> Record:
+    """Build the record of a call that the sampler, ``every=`` or a switch left out."""
+    no = NOT_SAMPLED
+    return Record(
+        name=site.name,
+        trace_id=0,
+        span_id=0,
+        parent_id=None,
+        process_id=os.getpid(),
+        thread_id=0,
+        attributes=MappingProxyType(dict(attributes)),
+        clock="host",
+        device=no,
+        device_uuid=no,
+        device_name=no,
+        stream=no,
+        start_ns=start_ns,
+        end_ns=start_ns,
+        launch_ns=no,
+        queue_ns=no,
+        device_ns=no,
+        device_min_ns=no,
+        sync_ns=no,
+        device_start_ns=no,
+        device_end_ns=no,
+        uncertainty_ns=no,
+        first_call=False,
+        call_index=0,
+        sync="deferred",
+    )
+
+
+def _read_marks(span: Span, seen_ns: int) -> _Device:
+    """Add up the segments. A fault of the device becomes the span's, and everything Missing."""
+    try:
+        pieces = [_read_segment(span, segment, seen_ns) for segment in span.segments]
+    except DeviceFault as fault:
+        span.device_error = str(fault)
+        return _nothing(Missing("device_error", str(fault)))
+    if len(pieces) == 1:
+        return pieces[0]
+    total = _Device(0, 0, 0, pieces[0].start_ns, pieces[-1].end_ns, 0, "no")
+    for piece in pieces:
+        total.device_ns = _add(total.device_ns, piece.device_ns)
+        total.min_ns = _add(total.min_ns, piece.min_ns)
+        total.queue_ns = _add(total.queue_ns, piece.queue_ns)
+        total.uncertainty_ns = max(_number(total.uncertainty_ns), _number(piece.uncertainty_ns))
+        total.gaps = (
+            "yes" if "yes" in (total.gaps, piece.gaps) else "unknown" if piece.gaps == "unknown" else total.gaps
+        )
+    return total
+
+
+def _read_segment(span: Span, segment: Segment, seen_ns: int) -> _Device:
+    place, start, end = segment.place, segment.start, segment.end
+    assert place is not None  # noqa: S101 - span.missing() said that every mark is there
+    assert not isinstance(start, Missing)  # noqa: S101
+    assert not isinstance(end, Missing)  # noqa: S101
+    clock = place.clock
+    device_ns = clock.elapsed_ns(start, end)
+    if device_ns < 0:
+        raise DeviceFault("the device stamped the end before the start")
+    position = clock.position(start, device_ns, segment.called_ns, seen_ns)
+    uncertainty = position.uncertainty_ns
+    launch = segment.returned_ns - segment.entered_ns
+    waited = position.host_ns - segment.entered_ns
+    queue: Measured = max(0, waited)
+    if position.fault:
+        span.note("anchor_fault")
+        queue = Missing("anchor_fault")
+    gaps: Answer = "unknown"
+    if isinstance(queue, int):
+        if waited - uncertainty >= launch:
+            gaps = "no"
+        elif waited <= uncertainty:
+            gaps = "yes"
+    longest_gap = max(0, launch - _number(queue))
+    return _Device(
+        device_ns=device_ns,
+        min_ns=max(0, device_ns - longest_gap),
+        queue_ns=queue,
+        start_ns=position.host_ns,
+        end_ns=position.host_ns + device_ns,
+        uncertainty_ns=uncertainty,
+        gaps=gaps,
+    )
+
+
+def _status(span: Span, error: str) -> Status:
+    if span.cancelled and not span.device_error:
+        return "cancelled"
+    return "error" if error else "ok"
+
+
+def _bound(found: _Device) -> Bound:
+    """Say ``device`` when at least nine tenths of the device time cannot have been launch gaps."""
+    if isinstance(found.device_ns, Missing) or isinstance(found.min_ns, Missing) or found.device_ns == 0:
+        return "unknown"
+    return "device" if found.min_ns >= _PROVEN * found.device_ns else "unknown"
+
+
+def _nothing(reason: Missing) -> _Device:
+    return _Device(reason, reason, reason, reason, reason, reason)
+
+
+def _describe(place: Any) -> DeviceInfo:
+    info: DeviceInfo = place.clock.describe(place)
+    return info
+
+
+def _add(total: Measured, piece: Measured) -> Measured:
+    if isinstance(total, Missing):
+        return total
+    return piece if isinstance(piece, Missing) else total + piece
+
+
+def _number(value: Measured) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,168 @@
+"""The record: one finished measurement, frozen, in integer nanoseconds, honest about gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias
+
+Warmth: TypeAlias = Literal["cold", "warm", "unknown"]
+Tier: TypeAlias = Literal["built", "loaded", "initialised", "hot"]
+Bound: TypeAlias = Literal["launch", "device", "unknown"]
+Answer: TypeAlias = Literal["yes", "no", "unknown"]
+Status: TypeAlias = Literal["ok", "error", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A value that was not measured, and why. Never a number, never zero.
+
+    It is false in a condition, and arithmetic or ordering with it raises ``TypeError``.
+
+    Reasons in use:
+
+    ``no_device``            this process has no device gpu_timed can ask
+    ``not_initialised``      the runtime had not set up its device when the span began; we do not do it for it
+    ``unsupported_runtime``  the runtime drives a kind of device that no clock here can read
+    ``captured``             the stream was being captured into a graph: nothing ran
+    ``device_changed``       the span began on one device and ended on another
+    ``device_error``         the device answered with an error
+    ``mark_failed``          the driver refused to place a mark
+    ``overflow``             too many spans were waiting for the device already
+    ``lost``                 the marks were gone before they could be read (fork, shutdown, reset)
+    ``pending``              the device had not finished when the process stopped waiting
+    ``anchor_fault``         the device's position on the host's time axis contradicts the order of events
+    ``not_sampled``          the sampler decided against this span
+    ``needs_kernel_records`` only a record of every kernel could tell
+    ``not_set``              nobody asked for it
+    """
+
+    reason: str
+    detail: str = ""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return f"Missing({self.reason!r})" if not self.detail else f"Missing({self.reason!r}, {self.detail!r})"
+
+
+Measured: TypeAlias = int | Missing
+
+NEEDS_KERNEL_RECORDS: Final = Missing("needs_kernel_records")
+NOT_SET: Final = Missing("not_set")
+NOT_SAMPLED: Final = Missing("not_sampled")
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One thing that made a call cold.
+
+    ``duration_ns`` is host time in nanoseconds, or :class:`Missing` where the probe cannot know it.
+    """
+
+    probe: str
+    what: str
+    tier: Tier
+    duration_ns: Measured = NOT_SET
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What one call did. Every ``*_ns`` is integer nanoseconds, or :class:`Missing`.
+
+    Positions (``start_ns``, ``end_ns``, ``device_start_ns``, ``device_end_ns``) are Unix time, so that
+    they stand on the same axis as every other span of the trace. Durations never come from subtracting
+    positions: they come from monotonic clocks and from pairs of marks.
+    """
+
+    name: str
+    """Name of the site."""
+    trace_id: int
+    """128-bit trace id; 0 when the call was not sampled."""
+    span_id: int
+    """64-bit span id; 0 when the call was not sampled."""
+    parent_id: int | None
+    """Span id of the parent, ``None`` at a root."""
+    process_id: int
+    """Operating-system process id."""
+    thread_id: int
+    """Python's identifier of the thread that entered the span."""
+    attributes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """What the site was given as ``attributes=``."""
+
+    clock: str
+    """Where the device's marks come from; ``host`` when there were none."""
+    device: Measured
+    """Index of the device, as the runtime counts them."""
+    device_uuid: str | Missing
+    """UUID of the device (of the MIG instance, if it is one)."""
+    device_name: str | Missing
+    """Product name of the device."""
+    stream: Measured
+    """Raw handle of the stream the marks were placed on; 0 is CUDA's legacy default stream."""
+
+    start_ns: int
+    """Host time at which the span began (Unix time)."""
+    end_ns: int
+    """Host time at which the span ended, the sync at its boundary included (Unix time)."""
+    launch_ns: Measured
+    """Host time from entering the function to its return; for a coroutine, the time it was running."""
+    queue_ns: Measured
+    """From the host placing the start mark to the device reaching it: the wait behind earlier work."""
+    device_ns: Measured
+    """From the start mark to the end mark, on the device."""
+    device_min_ns: Measured
+    """What remains of ``device_ns`` if the device waited for the host whenever it could have."""
+    sync_ns: Measured
+    """Host time spent waiting at the span boundary; 0 when the policy is not to wait."""
+    busy_ns: Measured = NEEDS_KERNEL_RECORDS
+    """Device time with a kernel running."""
+    idle_ns: Measured = NEEDS_KERNEL_RECORDS
+    """Device time with none running."""
+    kernel_count: Measured = NEEDS_KERNEL_RECORDS
+    """Kernels run."""
+    device_start_ns: Measured
+    """Device start on the host's axis (Unix time), true within ``uncertainty_ns``."""
+    device_end_ns: Measured
+    """Device end on the host's axis (Unix time), true within ``uncertainty_ns``."""
+    uncertainty_ns: Measured
+    """Half-width of the interval in which the true device start lies."""
+    launch_gaps_included: Answer = "unknown"
+    """Whether ``device_ns`` holds time in which the device waited for the host to launch."""
+
+    warmth: Warmth = "unknown"
+    """``cold`` when something was compiled, tuned, loaded, captured or initialised during the span."""
+    tier: Tier | Missing = NOT_SET
+    """How cold."""
+    causes: tuple[Cause, ...] = ()
+    """What made it cold."""
+    compile_ns: Measured = NOT_SET
+    """Host time in compiling, tuning and loading; overlapping causes counted once."""
+    first_call: bool
+    """Whether this was the first call of its site in this process."""
+    call_index: int
+    """How many calls of the site came before, unsampled ones included."""
+
+    mode: str | Missing = NOT_SET
+    """How the work was launched, where gpu_timed decided it."""
+    mode_requested: str | Missing = NOT_SET
+    """The mode that was asked for."""
+    mode_reason: str = ""
+    """Why the mode that ran is not the one that was asked for."""
+    bound: Bound = "unknown"
+    """What limits the call. From marks alone only ``device`` can be told."""
+
+    sync: str
+    """The sync policy: ``boundary``, ``deferred`` or ``device``."""
+    resumptions: int = 1
+    """How many times the call ran between suspensions; 1 for anything but a coroutine."""
+    status: Status = "ok"
+    """``error`` when the call raised an ``Exception`` or the device answered with an error; ``cancelled`` when it
+    ended by something that is no ``Exception``: a cancellation, a ``close()``, an interrupt."""
+    error: str = ""
+    """What was raised, as ``type: message``."""
+    quality: tuple[str, ...] = ()
+    """Notes on what is doubtful about the numbers, each one word of DESIGN's list."""

@@ -1,0 +1,341 @@
+"""The resolver: learns afterwards what the device did, on a thread of its own, and passes records on.
+
+One daemon thread, started by the first recorded span. It looks at the oldest mark of each stream only
+(a stream reaches its marks in order), builds the record of every span whose marks were reached, and
+hands it to the sinks. Nothing here is ever waited for by a decorated call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from gpu_timed import reading
+from gpu_timed.errors import DeviceFault, WaitTimeout
+from gpu_timed.ledger import Ledger
+from gpu_timed.ports import Clock, Sink, WarmthSource
+from gpu_timed.record import Missing, Record
+from gpu_timed.settings import Settings
+from gpu_timed.span import Span
+
+_HURRIED_S: Final = 0.0002
+_PENDING: Final = Missing("pending")
+_LOST: Final = Missing("lost")
+
+
+class _Barrier:
+    """A point in the queue: set once every span that was submitted before it has been passed on."""
+
+    def __init__(self) -> None:
+        self.before: list[Span] | None = None
+        self.passed = threading.Event()
+
+
+class Resolver:
+    """Takes spans that have returned, and passes each on exactly once, or counts it."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, warmth: WarmthSource | None = None) -> None:
+        self.settings = settings
+        self._ledger = ledger
+        self._warmth = warmth
+        self._sinks: tuple[Sink, ...] = ()
+        self._arrivals: deque[Span | _Barrier] = deque()
+        self._lanes: dict[int, deque[Span]] = {}
+        self._waiting = 0
+        self._barriers: list[_Barrier] = []
+        self._hurried = 0
+        self._idle = True
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._calmed: dict[int, Clock] = {}
+        self.dead = False
+
+    # -- from the calling thread ----------------------------------------------------------------------
+
+    def add_sink(self, sink: Sink) -> None:
+        """Pass every span from now on to *sink* as well."""
+        with self._lock:
+            self._sinks = (*self._sinks, sink)
+
+    def remove_sink(self, sink: Sink) -> None:
+        """Pass no more spans to *sink*."""
+        with self._lock:
+            self._sinks = tuple(held for held in self._sinks if held is not sink)
+
+    @property
+    def full(self) -> bool:
+        """Whether as many spans wait for the device as may."""
+        return self._waiting + len(self._arrivals) >= self.settings.max_pending
+
+    def submit(self, span: Span) -> None:
+        """Take a span whose call has returned."""
+        if self.dead:
+            return  # a forked child: the span is the parent's
+        if self._stopping:
+            self._ledger.count("after_shutdown")
+            self._release(span)
+            return
+        if len(self._arrivals) >= self.settings.max_queue:
+            self._ledger.count("dropped_queue_full")
+            self._release(span)
+            return
+        self._arrivals.append(span)
+        if self._idle:
+            self._rouse()
+
+    def hand_over_now(self, span: Span) -> bool:
+        """Pass on, on the calling thread, what is known of *span* as it returns; True if that is everything."""
+        if span.record is not None or span.missing() is not None:
+            self._resolve(span)
+            self._pass_on(span)
+            return True
+        held = span.segments
+        try:
+            span.segments = [segment._replace(end=_PENDING) for segment in held]
+            provisional = self._read(span, span.host.now_ns())
+        finally:
+            span.segments = held
+        for sink in self._sinks:
+            try:
+                sink.announce(span, provisional)
+            except Exception as error:  # noqa: BLE001 - a user's processor
+                self._ledger.fault(f"sink_{type(sink).__name__}", error)
+        return False
+
+    def resolve_now(self, span: Span) -> None:
+        """Build the record of a span whose last mark was just waited for, on the calling thread."""
+        self._resolve(span)
+
+    def wait(self, span: Span, timeout_s: float | None) -> Record:
+        """Block until *span* has its record. See :meth:`gpu_timed.span.Span.wait`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while span.record is None:
+            if span.segments and not span.is_recording():
+                with contextlib.ExitStack() as stack:
+                    self._calm_for(span, stack)
+                    if self._ready(span):
+                        self._resolve(span)
+                        break
+            if deadline is not None and time.monotonic() >= deadline:
+                state = "is still open" if span.is_recording() else "has not been reached by the device"
+                raise WaitTimeout(f"no record of span {span.name!r} within {timeout_s} s: it {state}.")
+            time.sleep(_HURRIED_S)
+        assert span.record is not None  # noqa: S101 - the loop ended
+        return span.record
+
+    def when_resolved(self, span: Span, callback: Callable[[], None]) -> None:
+        """Call *callback* (without arguments, on the resolver's thread) once *span* has its record."""
+        with self._lock:
+            if span.record is None:
+                if span.callbacks is None:
+                    span.callbacks = []
+                    self._hurried += 1
+                span.callbacks.append(callback)
+                self._rouse_locked()
+                return
+        callback()
+
+    def flush(self, timeout_s: float) -> int:
+        """Pass on every span submitted so far.
+
+        Returns:
+            How many were still waiting for the device or for a sink when *timeout_s* had passed.
+        """
+        if self._thread is None and not self._arrivals:
+            return 0
+        barrier = _Barrier()
+        with self._lock:
+            self._hurried += 1
+            self._arrivals.append(barrier)
+            self._rouse_locked()
+        try:
+            if barrier.passed.wait(timeout_s):
+                return 0
+            before = barrier.before
+            return len(self._arrivals) - 1 if before is None else sum(not span.emitted for span in before)
+        finally:
+            with self._lock:
+                self._hurried -= 1
+
+    def stop(self, timeout_s: float) -> int:
+        """Pass on what can be within *timeout_s*, the rest without a device time, and end the thread.
+
+        Returns:
+            How many spans the device had not finished.
+        """
+        left = self.flush(timeout_s)
+        self._stopping = True
+        self._wake.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(max(0.1, timeout_s))
+            if thread.is_alive():
+                self._ledger.fault("resolver_stuck", "a sink or the device did not return; its spans are lost")
+        return left
+
+    # -- the thread -----------------------------------------------------------------------------------
+
+    def _rouse(self) -> None:
+        with self._lock:
+            self._rouse_locked()
+
+    def _rouse_locked(self) -> None:
+        if self._thread is None and not self._stopping:
+            self._thread = threading.Thread(target=self._run, name="gpu_timed-resolver", daemon=True)
+            self._thread.start()
+        self._idle = False
+        self._wake.set()
+
+    def _run(self) -> None:
+        with contextlib.ExitStack() as stack:
+            while True:
+                self._pause()
+                try:
+                    self._take_arrivals(stack)
+                    self._look()
+                except Exception as error:  # noqa: BLE001 - this thread must outlive anything
+                    self._ledger.fault("resolver", error)
+                if self._stopping:
+                    self._give_up()
+                    return
+
+    def _pause(self) -> None:
+        """Sleep until there is something to do; when idle without end, else for one poll interval."""
+        self._wake.clear()
+        if not (self._arrivals or self._waiting or self._stopping):
+            self._idle = True
+            if not self._arrivals:  # one that came before _idle was set did not rouse us
+                self._wake.wait()
+            self._idle = False
+            self._wake.clear()
+        if self._hurried:
+            if self._waiting:
+                time.sleep(_HURRIED_S)
+        elif not self._stopping:
+            self._wake.wait(self.settings.poll_ms / 1e3)
+
+    def _take_arrivals(self, stack: contextlib.ExitStack) -> None:
+        arrivals = self._arrivals
+        for _ in range(len(arrivals)):
+            item = arrivals.popleft()
+            if isinstance(item, _Barrier):
+                item.before = [span for lane in self._lanes.values() for span in lane]
+                self._barriers.append(item)
+            elif item.record is not None:
+                self._pass_on(item)
+            else:
+                self._calm_for(item, stack, keep=True)
+                place = item.segments[-1].place
+                self._lanes.setdefault(id(place), deque()).append(item)
+                self._waiting += 1
+
+    def _look(self) -> None:
+        for key, lane in list(self._lanes.items()):
+            while lane and (lane[0].record is not None or self._ready(lane[0])):
+                span = lane.popleft()
+                self._waiting -= 1
+                self._resolve(span)
+                self._pass_on(span)
+            if not lane:
+                del self._lanes[key]
+        for barrier in list(self._barriers):
+            if all(span.emitted for span in barrier.before or ()):
+                self._barriers.remove(barrier)
+                barrier.passed.set()
+
+    def _give_up(self) -> None:
+        """At the end: what the device has not finished is passed on without its time."""
+        self._take_arrivals(contextlib.ExitStack())
+        for lane in self._lanes.values():
+            for span in lane:
+                if span.record is None:
+                    self._ledger.count("pending_at_exit")
+                    span.segments = [segment._replace(end=_PENDING) for segment in span.segments]
+                    self._resolve(span)
+                self._pass_on(span)
+        self._lanes.clear()
+        for barrier in self._barriers:
+            barrier.passed.set()
+
+    # -- one span -------------------------------------------------------------------------------------
+
+    def _ready(self, span: Span) -> bool:
+        """Return whether everything that can be known of *span* is known by now."""
+        if span.missing() is not None:
+            return True
+        last = {id(segment.place): segment for segment in span.segments}
+        try:
+            for segment in last.values():
+                assert segment.place is not None  # noqa: S101 - missing() was None
+                if not isinstance(segment.end, Missing) and not segment.place.clock.is_done(segment.end):
+                    return False
+        except DeviceFault as fault:
+            span.device_error = str(fault)
+        return True
+
+    def _resolve(self, span: Span) -> None:
+        with self._lock:
+            if span.record is not None:
+                return
+            marks = span.marks()
+            try:
+                span.host.refresh()
+                seen_ns = span.host.now_ns()
+                if span.awaited:
+                    span.sync_ns = seen_ns - span.returned_ns
+                span.record = self._read(span, seen_ns)
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not lose the span
+                self._ledger.fault("reading", error)
+                span.segments = [segment._replace(place=None, start=_LOST, end=_LOST) for segment in span.segments]
+                span.record = self._read(span, span.host.now_ns())
+            if span.device_error:
+                self._ledger.count("device_error")
+            else:
+                for place, mark in marks:
+                    place.clock.release(mark)
+            if "anchor_fault" in span.quality:
+                self._ledger.count("anchor_fault")
+            callbacks, span.callbacks = span.callbacks, None
+            if callbacks is not None:
+                self._hurried -= 1
+        for callback in callbacks or ():
+            try:
+                callback()
+            except Exception as error:  # noqa: BLE001 - most likely a loop that was closed meanwhile
+                self._ledger.fault("callback", error)
+
+    def _read(self, span: Span, seen_ns: int) -> Record:
+        if self._warmth is None:
+            return reading.read(span, seen_ns)
+        verdict = self._warmth.verdict(span.warmth_began, span.warmth_ended, span.thread_id, first_call=span.index == 0)
+        return reading.read(span, seen_ns, verdict)
+
+    def _pass_on(self, span: Span) -> None:
+        record = span.record
+        assert record is not None  # noqa: S101 - resolved before
+        for sink in self._sinks:
+            try:
+                sink.emit(span, record)
+            except Exception as error:  # noqa: BLE001 - a user's processor or a full disk
+                self._ledger.fault(f"sink_{type(sink).__name__}", error)
+        span.emitted = True
+
+    def _release(self, span: Span) -> None:
+        for place, mark in span.marks():
+            place.clock.release(mark)
+
+    def _calm_for(self, span: Span, stack: contextlib.ExitStack, *, keep: bool = False) -> None:
+        """Make this thread's questions harmless to captures, for the clocks that *span* has marks of."""
+        for place, _ in span.marks():
+            clock = place.clock
+            if keep:
+                if id(clock) in self._calmed:
+                    continue
+                self._calmed[id(clock)] = clock
+            stack.enter_context(clock.unhindered())

@@ -1,0 +1,109 @@
+"""Settings: what can be said once for the whole process, in code or by ``GPU_TIMED_*`` variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Literal, TypeAlias, get_args, get_type_hints
+
+from gpu_timed.errors import ConfigurationError, unknown_value
+
+SyncPolicy: TypeAlias = Literal["boundary", "deferred", "device"]
+LatePolicy: TypeAlias = Literal["host", "device_only"]
+
+SYNC_POLICIES: Final = frozenset(get_args(SyncPolicy))
+LATE_POLICIES: Final = frozenset(get_args(LatePolicy))
+MODES: Final = frozenset({"eager"})
+"""How gpu_timed can be asked to launch the work in this version."""
+
+_TRUE: Final = frozenset({"1", "true", "yes", "on"})
+_FALSE: Final = frozenset({"0", "false", "no", "off", ""})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Process-wide settings. A site's own options go before them."""
+
+    disabled: bool = False
+    """Measure nothing: a decorator returns the function itself. Read when decorating."""
+    sync: SyncPolicy | None = None
+    """Sync policy where a site names none; None means ``boundary`` for plain calls, ``deferred`` for coroutines."""
+    late: LatePolicy = "host"
+    """Which span waits for a deferred device time: the host span, or the device span alone."""
+    device_spans: bool = True
+    """Whether a second span shows the device's work; its numbers stand on the host span either way."""
+    max_pending: int = 10_000
+    """Spans that may wait for the device at once; beyond it calls are exported without a device time."""
+    max_queue: int = 100_000
+    """Finished spans that may wait for their sinks; beyond it they are dropped and counted."""
+    poll_ms: float = 20.0
+    """Milliseconds between two looks at pending marks."""
+    exit_timeout_s: float = 5.0
+    """Seconds the end of the process may take to resolve and hand over what is left."""
+
+    def __post_init__(self) -> None:
+        if self.sync is not None:
+            check_sync(self.sync)
+        check_late(self.late)
+        for name in ("max_pending", "max_queue", "poll_ms", "exit_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"{name} must be greater than 0, not {getattr(self, name)!r}.")
+
+    def with_values(self, **values: Any) -> Settings:
+        """Return a copy with the *values* that are not None put in."""
+        return replace(self, **{name: value for name, value in values.items() if value is not None})
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
+    """Read ``GPU_TIMED_<NAME>`` for every setting.
+
+    Raises:
+        ConfigurationError: A variable has a value that cannot be used; the message names variable and fix.
+    """
+    hints = get_type_hints(Settings)
+    values: dict[str, Any] = {}
+    for field in fields(Settings):
+        variable = f"GPU_TIMED_{field.name.upper()}"
+        text = environment.get(variable)
+        if text is None:
+            continue
+        try:
+            values[field.name] = _parse(hints[field.name], text.strip())
+            Settings(**{field.name: values[field.name]})
+        except ValueError as error:
+            raise ConfigurationError(f"{variable}={text!r} cannot be used: {error}") from None
+    return Settings(**values)
+
+
+def _parse(hint: Any, text: str) -> Any:
+    if hint is bool:
+        if text.lower() in _TRUE:
+            return True
+        if text.lower() in _FALSE:
+            return False
+        raise ValueError("write 1 or 0")
+    if hint in (int, float):
+        try:
+            return hint(text)
+        except ValueError:
+            raise ValueError("write a whole number" if hint is int else "write a number") from None
+    return text
+
+
+def check_sync(value: object) -> None:
+    """Raise ConfigurationError unless *value* is a sync policy."""
+    if value not in SYNC_POLICIES:
+        raise unknown_value("sync policy", value, SYNC_POLICIES)
+
+
+def check_late(value: object) -> None:
+    """Raise ConfigurationError unless *value* says which span may be late."""
+    if value not in LATE_POLICIES:
+        raise unknown_value("late policy", value, LATE_POLICIES)
+
+
+def check_mode(value: object) -> None:
+    """Raise ConfigurationError unless *value* is a mode this version can launch in."""
+    if value not in MODES:
+        raise unknown_value("mode", value, MODES)

@@ -1,0 +1,99 @@
+"""The site: one decorated callable or one span name, and all that is known before any call."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gpu_timed.errors import ConfigurationError
+from gpu_timed.settings import LatePolicy, SyncPolicy, check_late, check_mode, check_sync
+from gpu_timed.values import AttributeValue, clean_all
+
+CODE_FUNCTION_NAME: Final = "code.function.name"
+CODE_FILE_PATH: Final = "code.file.path"
+CODE_LINE_NUMBER: Final = "code.line.number"
+
+AttributeSource = Mapping[str, Any] | Callable[..., Mapping[str, Any]]
+
+
+class Site:
+    """What a call needs and no call changes, but for the count of calls.
+
+    Args:
+        name: Name of its spans: from code, never from data.
+        sync: Sync policy, or None for the process's.
+        late: Which span may be late, or None for the process's.
+        every: Record one call in this many; every call is counted.
+        mode: Mode to launch in, or None to leave the call as it is.
+        attributes: Attributes of every span, or a function of the call's arguments that returns them.
+        code: ``code.*`` attributes of the function.
+
+    Raises:
+        ConfigurationError: An option cannot be used.
+    """
+
+    __slots__ = ("attributes", "calls", "every", "late", "mode", "name", "sync", "variable_attributes")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        sync: SyncPolicy | None = None,
+        late: LatePolicy | None = None,
+        every: int = 1,
+        mode: str | None = None,
+        attributes: AttributeSource | None = None,
+        code: Mapping[str, AttributeValue] | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"a span's name must be a text with something in it, not {name!r}.")
+        if sync is not None:
+            check_sync(sync)
+        if late is not None:
+            check_late(late)
+        if mode is not None:
+            check_mode(mode)
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise ConfigurationError(
+                f"every must be a whole number from 1 up, not {every!r}: every=10 records one call in ten."
+            )
+        if attributes is not None and not callable(attributes) and not isinstance(attributes, Mapping):
+            raise ConfigurationError(
+                f"attributes must be a mapping or a function of the call's arguments, not {type(attributes).__name__}."
+            )
+        self.name = name
+        self.sync: SyncPolicy | None = sync
+        self.late: LatePolicy | None = late
+        self.every = every
+        self.mode = mode
+        self.variable_attributes = attributes if callable(attributes) else None
+        fixed = clean_all(attributes) if isinstance(attributes, Mapping) else {}
+        self.attributes: dict[str, AttributeValue] = {**(code or {}), **fixed}
+        self.calls = itertools.count()
+
+
+def code_attributes(function: Any) -> dict[str, AttributeValue]:
+    """Return OpenTelemetry's ``code.*`` attributes of a Python *function*, as far as it has them."""
+    found: dict[str, AttributeValue] = {}
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if qualname:
+        found[CODE_FUNCTION_NAME] = f"{module}.{qualname}" if module else qualname
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        found[CODE_FILE_PATH] = code.co_filename
+        found[CODE_LINE_NUMBER] = code.co_firstlineno
+    return found
+
+
+def caller_attributes(depth: int) -> dict[str, AttributeValue]:
+    """Return the ``code.*`` attributes of the frame *depth* levels above the caller's own."""
+    frame = sys._getframe(depth + 1)  # noqa: SLF001 - what logging does for the same purpose
+    module = frame.f_globals.get("__name__", "")
+    code = frame.f_code
+    return {
+        CODE_FUNCTION_NAME: f"{module}.{code.co_qualname}" if module else code.co_qualname,
+        CODE_FILE_PATH: code.co_filename,
+        CODE_LINE_NUMBER: frame.f_lineno,
+    }

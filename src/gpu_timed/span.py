@@ -1,0 +1,255 @@
+"""The span: one execution while it is open, with the marks it has placed so far."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+from gpu_timed.clocks.host import HostClock
+from gpu_timed.context.recording import Admission, RecordingSpan, SilentSpan, message_of
+from gpu_timed.ports import Locator, Mark, Place
+from gpu_timed.record import Missing, Record
+from gpu_timed.settings import LatePolicy, SyncPolicy
+from gpu_timed.site import Site
+from gpu_timed.values import AttributeValue
+
+MOST_SEGMENTS: Final = 4096
+"""Resumptions of one coroutine that are marked; beyond it the device time is Missing("overflow")."""
+OVERFLOW: Final = Missing("overflow")
+DEVICE_CHANGED: Final = Missing("device_changed")
+
+
+class Segment(NamedTuple):
+    """One uninterrupted run: its two marks, and the host's monotonic time around them in nanoseconds."""
+
+    place: Place | None
+    start: Mark | Missing
+    called_ns: int
+    """Just before the start mark was placed."""
+    entered_ns: int
+    """Just after: the user's code began."""
+    end: Mark | Missing
+    returned_ns: int
+    """The user's code returned or was suspended."""
+
+
+class Waiter(Protocol):
+    """Who can be asked for a span's record."""
+
+    def wait(self, span: Span, timeout_s: float | None) -> Record:
+        """Block until the record is there."""
+        ...
+
+
+class Span(RecordingSpan):
+    """An open span. It is what ``get_current_span()`` returns inside the call, unless the provider made its own.
+
+    User code may write to it as to any OpenTelemetry span, and ask :meth:`wait` for the record.
+    """
+
+    record: Record | None
+    """The finished measurement, None until it is resolved."""
+
+    def __init__(
+        self,
+        owner: Any,
+        site: Site,
+        index: int,
+        admission: Admission,
+        attributes: Mapping[str, AttributeValue],
+        *,
+        host: HostClock,
+        locator: Locator,
+        waiter: Waiter,
+        sync: SyncPolicy,
+        late: LatePolicy,
+    ) -> None:
+        RecordingSpan.__init__(self, admission, site.name, attributes)
+        self.owner = owner
+        self.site = site
+        self.index = index
+        self.sync: SyncPolicy = sync
+        self.late: LatePolicy = late
+        self.host = host
+        self.thread_id = threading.get_ident()
+        self.record = None
+        self.segments: list[Segment] = []
+        self.quality: list[str] = []
+        self.started_ns = 0
+        self.returned_ns = 0
+        self.sync_ns = 0
+        self.error = ""
+        self.cancelled = False
+        self.device_error = ""
+        self.warmth_began: Any = None
+        self.warmth_ended: Any = None
+        self.awaited = False
+        self.token: Any = None
+        self.saved_context: Any = None
+        self.emitted = False
+        #: The real host span, where it was made before the device was done (``late="device_only"``).
+        self.host_span: Any = None
+        self.callbacks: list[Callable[[], None]] | None = None
+        self._locator = locator
+        self._waiter = waiter
+        self._place: Place | None = None
+        self._start: Mark | Missing = OVERFLOW
+        self._called_ns = 0
+        self._entered_ns = 0
+
+    # -- for the user ---------------------------------------------------------------------------------
+
+    def wait(self, timeout_s: float | None = None) -> Record:
+        """Block until the device has finished this span's work, and return the record.
+
+        Call it after the span has ended. *timeout_s* is in seconds, None for no limit.
+
+        Raises:
+            WaitTimeout: The record was not there in time, or the span is still open.
+        """
+        return self._waiter.wait(self, timeout_s)
+
+    # -- for the engine -------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> Place | None:
+        """Where the open segment's marks go, None if it has none."""
+        return self._place
+
+    def begin(self, *, marked: bool) -> None:
+        """Place the start mark of a segment; *marked* False leaves it out."""
+        now_ns = self.host.now_ns
+        place = self._locator.locate() if marked and len(self.segments) < MOST_SEGMENTS else OVERFLOW
+        called = now_ns()
+        if isinstance(place, Place):
+            self._start = place.clock.mark(place)
+            self._place = place
+            watchers = place.watchers
+            if watchers:
+                self._note_strangers(watchers)
+            watchers.append(self)
+            self._entered_ns = now_ns()
+        else:
+            self._place = None
+            self._start = place
+            self._entered_ns = called
+        self._called_ns = called
+        if not self.segments:
+            self.started_ns = called
+
+    def finish(self, returned_ns: int, result: Any = None) -> Mark | Missing:
+        """Place the end mark of the segment on the stream of its start mark, and close the segment."""
+        place, start = self._place, self._start
+        end: Mark | Missing
+        if place is None:
+            end = start
+        else:
+            if len(place.watchers) > 1:
+                self._note_strangers(place.watchers)
+            self._unwatch(place)
+            end = start if isinstance(start, Missing) else self._mark_end(place, result)
+            self._place = None
+        self.returned_ns = returned_ns
+        if len(self.segments) < MOST_SEGMENTS:
+            self.segments.append(Segment(place, start, self._called_ns, self._entered_ns, end, returned_ns))
+        else:
+            self.note("segments_overflow")
+            self.segments[-1] = self.segments[-1]._replace(end=OVERFLOW, returned_ns=returned_ns)
+        return end
+
+    def note(self, note: str) -> None:
+        """Add a quality note, once."""
+        if note not in self.quality:
+            self.quality.append(note)
+
+    def fail(self, error: BaseException) -> None:
+        """Remember what the call raised, as text: keeping it would keep its frames and their tensors."""
+        kind = type(error)
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        self.error = f"{module}{kind.__qualname__}: {message_of(error)}"
+        if isinstance(error, Exception):
+            self.record_exception(error, escaped=True)
+        else:  # as the SDK has it, a cancellation is an ending and no error
+            self.cancelled = True
+
+    def marks(self) -> list[tuple[Place, Mark]]:
+        """Return every mark placed, with its place."""
+        found: list[tuple[Place, Mark]] = []
+        for segment in self.segments:
+            if segment.place is not None:
+                found += [(segment.place, m) for m in (segment.start, segment.end) if not isinstance(m, Missing)]
+        return found
+
+    def missing(self) -> Missing | None:
+        """Return why the device time cannot be known whatever the device does, or None if it can."""
+        device: int | None = None
+        for segment in self.segments:
+            for mark in (segment.start, segment.end):
+                if isinstance(mark, Missing):
+                    return mark
+            assert segment.place is not None  # noqa: S101 - it has marks
+            if device is None:
+                device = segment.place.device
+            elif device != segment.place.device:
+                return DEVICE_CHANGED
+        return None
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _mark_end(self, place: Place, result: Any) -> Mark | Missing:
+        now_at = self._locator.locate()
+        if now_at is not place:
+            if isinstance(now_at, Missing):
+                if now_at.reason != "captured" or place.clock.is_capturing(place):
+                    return now_at
+            elif now_at.device != place.device:
+                return DEVICE_CHANGED
+            elif place.clock.is_capturing(place):
+                return Missing("captured")
+        if result is not None:
+            lives_on = self._locator.device_of(result)
+            if lives_on is not None and lives_on != place.device:
+                self.note("result_on_other_device")
+        return place.clock.mark(place)
+
+    def _note_strangers(self, watchers: list[Any]) -> None:
+        """Tell every span that is open on this stream, and not an ancestor, that this one marked it too."""
+        for other in tuple(watchers):
+            if other is not self and not self._descends_from(other):
+                other.note("interleaved")
+
+    def _descends_from(self, other: Any) -> bool:
+        parent = self.admission.parent
+        while isinstance(parent, RecordingSpan):
+            if parent is other:
+                return True
+            parent = parent.admission.parent
+        return False
+
+    def _unwatch(self, place: Place) -> None:
+        try:
+            place.watchers.remove(self)
+        except ValueError:
+            pass  # removed by a reset of the stream's table
+
+
+class Unrecorded(SilentSpan):
+    """Stands in for a span that is not recorded: same calls, no work, nothing exported."""
+
+    def __init__(self, owner: Any, site: Site, *, token: Any = None) -> None:
+        super().__init__()
+        self.owner = owner
+        self.site = site
+        self.token = token
+        self.saved_context: Any = None
+
+    @property
+    def record(self) -> Record:
+        """A record in which everything is Missing("not_sampled")."""
+        record: Record = self.owner.record_of_unsampled(self.site)
+        return record
+
+    def wait(self, timeout_s: float | None = None) -> Record:  # noqa: ARG002 - the shape of Span.wait
+        """Return a record in which everything is Missing("not_sampled")."""
+        return self.record

@@ -1,0 +1,57 @@
+"""For tests: look at the records, and measure on a device that needs no GPU.
+
+::
+
+    from gpu_timed.testing import FakeDevice, capture, use_device
+
+    def test_my_model():
+        with use_device(FakeDevice()) as device, capture() as records:
+            my_decorated_function()
+        assert [record.name for record in records] == ["my_decorated_function"]
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from gpu_timed import current
+from gpu_timed.clocks.fake import FakeDevice, FakeHost
+from gpu_timed.errors import WaitTimeout
+from gpu_timed.export.memory import MemorySink
+from gpu_timed.record import Record
+
+__all__ = ["FakeDevice", "FakeHost", "capture", "reset", "use_device"]
+
+
+@contextlib.contextmanager
+def capture(timeout_s: float = 30.0) -> Iterator[list[Record]]:
+    """Collect the record of every span that finishes inside the block, in the order they were resolved.
+
+    The list fills as spans are resolved and is complete when the block ends: leaving it waits for the
+    device, at most *timeout_s* seconds, and lets a fake one that stands still finish what was queued.
+
+    Raises:
+        WaitTimeout: The device had not finished in time.
+    """
+    sink = MemorySink()
+    with current.sink(sink):
+        yield sink.records
+        locator = current.tracer().locator
+        if isinstance(locator, FakeDevice):
+            locator.run_dry()
+        left = current.tracer().resolver.flush(timeout_s)
+    if left:
+        raise WaitTimeout(f"{left} spans were not reached by the device within {timeout_s} s.")
+
+
+@contextlib.contextmanager
+def use_device(device: FakeDevice) -> Iterator[FakeDevice]:
+    """Measure on *device*, with its clock as the host's, for the length of the block."""
+    with current.device(device, device.host):
+        yield device
+
+
+def reset() -> None:
+    """Forget all state of the process: settings, counts, pending spans. Between tests."""
+    current.reset()

@@ -1,0 +1,189 @@
+"""The two ways to open a span: the decorator :func:`gpu_timed`, and the ``with`` block :func:`gpu_span`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from gpu_timed import current
+from gpu_timed.callables import functions
+from gpu_timed.errors import ConfigurationError, NotCallableError
+from gpu_timed.settings import LatePolicy, SyncPolicy
+from gpu_timed.site import AttributeSource, Site, caller_attributes, code_attributes
+from gpu_timed.span import Span, Unrecorded
+from gpu_timed.values import clean_all
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@overload
+def gpu_timed(function: F, /) -> F: ...
+@overload
+def gpu_timed(
+    *,
+    name: str | None = None,
+    sync: SyncPolicy | None = None,
+    late: LatePolicy | None = None,
+    every: int = 1,
+    mode: str | None = None,
+    attributes: AttributeSource | None = None,
+) -> Callable[[F], F]: ...
+def gpu_timed(
+    function: Any = None,
+    /,
+    *,
+    name: str | None = None,
+    sync: SyncPolicy | None = None,
+    late: LatePolicy | None = None,
+    every: int = 1,
+    mode: str | None = None,
+    attributes: AttributeSource | None = None,
+) -> Any:
+    """Make every call of a function a span that says what the device did.
+
+    Use it bare (``@gpu_timed``) or with options. What comes back has the same signature, kind and
+    documentation; ``__wrapped__`` is the original. Nothing is imported, started or initialised before the
+    first call. With ``GPU_TIMED_DISABLED=1`` and no mode the function itself comes back.
+
+    Args:
+        function: What to time: a function, coroutine function, generator or async generator function,
+            ``staticmethod``, ``classmethod``, or a callable object.
+        name: Name of the spans; the qualified name of the function if left out.
+        sync: ``boundary`` waits for the span's own end mark before returning, ``deferred`` never waits,
+            ``device`` waits for the whole device. Left out: the process's setting, else ``boundary``, and
+            ``deferred`` for what runs on an event loop.
+        late: With ``deferred``: ``host`` ends the host span once the device is done, ``device_only`` ends
+            it as the call returns (at the price of an SDK span on the calling thread).
+        every: Record one call in this many. All are counted.
+        mode: How to launch the work; None leaves the call as it is.
+        attributes: Attributes of every span, or a function of the call's arguments that returns them.
+
+    Raises:
+        ConfigurationError: An option, or a ``GPU_TIMED_*`` variable, cannot be used.
+        NotCallableError: What was decorated cannot be called.
+    """
+    if function is None:
+        return lambda target: _decorate(
+            target, name=name, sync=sync, late=late, every=every, mode=mode, attributes=attributes
+        )
+    return _decorate(function, name=name, sync=sync, late=late, every=every, mode=mode, attributes=attributes)
+
+
+def _decorate(target: Any, *, name: str | None, mode: str | None, sync: SyncPolicy | None, **options: Any) -> Any:
+    """Decorate *target*; the options as in :func:`gpu_timed`."""
+    if isinstance(target, str):
+        raise NotCallableError(
+            f"gpu_timed({target!r}) decorates a text. For a block of code write: with gpu_span({target!r}):"
+        )
+    if isinstance(target, staticmethod | classmethod):
+        inner = _decorate(target.__func__, name=name, mode=mode, sync=sync, **options)
+        return type(target)(inner)
+    if not callable(target):
+        raise NotCallableError(
+            f"gpu_timed can only decorate something that can be called, not {type(target).__name__} {target!r:.60}."
+        )
+    held = current.settings()
+    if sync == "device" and functions.suspends(target):
+        raise ConfigurationError(
+            "sync='device' would block the event loop of a coroutine: use 'boundary' or 'deferred'."
+        )
+    qualified = getattr(target, "__qualname__", None) or type(target).__qualname__
+    site = Site(
+        name or qualified.replace(".<locals>", ""), sync=sync, mode=mode, code=code_attributes(target), **options
+    )
+    if held.disabled and mode is None:
+        return target
+    if inspect.isfunction(target):
+        return functions.wrap(target, site, current.enter)
+    from gpu_timed.callables import objects  # noqa: PLC0415 - wrapt is loaded only where it is needed
+
+    return objects.wrap(target, site, current.enter)
+
+
+def gpu_span(
+    name: str,
+    *,
+    sync: SyncPolicy | None = None,
+    late: LatePolicy | None = None,
+    every: int = 1,
+    attributes: Mapping[str, Any] | None = None,
+) -> _Block:
+    """Make a block of code a span, in a ``with`` or an ``async with``.
+
+    ``with gpu_span("prefill") as span: …`` needs nothing else.
+    ``span.wait(timeout_s)`` gives the record once the block has ended, ``span.record`` is it, or None while
+    the device is not done. Around an ``await`` use ``async with``; if other spans put work on the same
+    stream meanwhile, the span says ``interleaved``.
+
+    Args:
+        name: Name of the span: from code, never from data.
+        sync: As in :func:`gpu_timed`; ``async with`` defaults to ``deferred``.
+        late: As in :func:`gpu_timed`.
+        every: Record one execution in this many. All are counted.
+        attributes: Attributes of this span.
+
+    Raises:
+        ConfigurationError: An option cannot be used.
+    """
+    if not isinstance(name, str):
+        raise NotCallableError(
+            f"gpu_span takes the name of a block, not {type(name).__name__}. To decorate, use @gpu_timed."
+        )
+    if attributes is not None and not isinstance(attributes, Mapping):
+        raise ConfigurationError(f"attributes must be a mapping, not {type(attributes).__name__}.")
+    current.settings()
+    code = sys._getframe(1).f_code  # noqa: SLF001 - which block of code this is
+    site = current.site(
+        (name, code, sync, late, every),
+        lambda: Site(name, sync=sync, late=late, every=every, code=caller_attributes(3)),
+    )
+    return _Block(site, attributes)
+
+
+class _Block:
+    """One ``with gpu_span(…)`` block."""
+
+    __slots__ = ("_attributes", "_opened", "_site")
+
+    def __init__(self, site: Site, attributes: Mapping[str, Any] | None) -> None:
+        self._site = site
+        self._attributes = attributes
+        self._opened: Span | Unrecorded | None = None
+
+    def __enter__(self) -> Span | Unrecorded:
+        return self._enter(suspends=False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.owner.leave(opened, error)
+
+    async def __aenter__(self) -> Span | Unrecorded:
+        if self._site.sync == "device":
+            raise ConfigurationError("sync='device' would block the event loop: use 'boundary' or 'deferred'.")
+        return self._enter(suspends=True)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await functions.close(opened, error)
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise ConfigurationError(
+            f"gpu_span is a block: with gpu_span({self._site.name!r}): … "
+            f"To decorate a function write @gpu_timed(name={self._site.name!r})."
+        )
+
+    def _enter(self, *, suspends: bool) -> Span | Unrecorded:
+        tracer = current.tracer()
+        extra = clean_all(self._attributes) if self._attributes else None
+        opened = tracer.enter(self._site, extra=extra, suspends=suspends)
+        self._opened = opened
+        return opened if opened is not None else Unrecorded(tracer, self._site)

@@ -1,0 +1,257 @@
+"""The tracer: opens and closes spans around user code, by the policy chosen, and never lets a fault out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gpu_timed.clocks.host import HostClock
+from gpu_timed.context.gate import Gate
+from gpu_timed.context.recording import Admission
+from gpu_timed.errors import DeviceFault
+from gpu_timed.ledger import Ledger
+from gpu_timed.ports import Locator, Mark, WarmthSource
+from gpu_timed.reading import not_sampled
+from gpu_timed.record import Missing, Record
+from gpu_timed.resolver import Resolver
+from gpu_timed.settings import Settings, SyncPolicy
+from gpu_timed.site import Site
+from gpu_timed.span import Span, Unrecorded
+from gpu_timed.values import AttributeValue, clean_all
+
+_NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
+
+Opened = Span | Unrecorded | None
+
+
+class Tracer:
+    """Everything a call passes through. One for a process; tests make their own."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        ledger: Ledger,
+        gate: Gate,
+        locator: Locator,
+        host: HostClock,
+        resolver: Resolver,
+        otel: Any,
+        warmth: WarmthSource | None = None,
+    ) -> None:
+        self.settings = settings
+        self.ledger = ledger
+        self.gate = gate
+        self.locator = locator
+        self.host = host
+        self.resolver = resolver
+        self.otel = otel
+        self.warmth = warmth
+        self.dead = False
+
+    # -- entering -------------------------------------------------------------------------------------
+
+    def enter(
+        self,
+        site: Site,
+        arguments: tuple[Any, ...] = (),
+        named: Mapping[str, Any] = _NO_ARGUMENTS,
+        *,
+        extra: Mapping[str, AttributeValue] | None = None,
+        suspends: bool = False,
+    ) -> Opened:
+        """Decide about one call of *site*, and open its span if it is recorded.
+
+        *suspends* says that the call is a coroutine: it is then never waited for on its own thread.
+        Returns None when nothing has to be undone afterwards. Never raises.
+        """
+        index = next(site.calls)
+        if self.settings.disabled or (site.every > 1 and index % site.every):
+            return None
+        token = None
+        try:
+            attributes: Mapping[str, AttributeValue] = site.attributes
+            if extra:
+                attributes = {**attributes, **extra}
+            if site.variable_attributes is not None:
+                attributes = {**attributes, **self._variable(site, arguments, named)}
+            admission = self.gate.admit(site.name, attributes)
+            if admission is None:
+                return None
+            if not isinstance(admission, Admission):
+                return Unrecorded(self, site, token=self.gate.attach_context(admission))
+            default: SyncPolicy = "deferred" if suspends else "boundary"
+            span = Span(
+                self,
+                site,
+                index,
+                admission,
+                attributes,
+                host=self.host,
+                locator=self.locator,
+                waiter=self.resolver,
+                sync=site.sync or self.settings.sync or default,
+                late=site.late or self.settings.late,
+            )
+            token = span.token = self.gate.attach(admission.foreign or span)
+            if self.warmth is not None:
+                span.warmth_began = self.warmth.now()
+            full = self.resolver.full
+            if full:
+                self.ledger.count("overflow")
+            span.begin(marked=not full)
+        except Exception as error:  # noqa: BLE001 - rule 1: the user's call goes on
+            self.ledger.fault("enter", error)
+            if token is not None:
+                self.gate.detach(token)
+            return None
+        except BaseException:
+            if token is not None:
+                self.gate.detach(token)
+            raise
+        return span
+
+    def record_of_unsampled(self, site: Site) -> Record:
+        """Return a record that says of a call of *site* that it was not recorded."""
+        return not_sampled(site, self.host.to_unix(self.host.now_ns()), site.attributes)
+
+    # -- leaving --------------------------------------------------------------------------------------
+
+    def leave(self, opened: Span | Unrecorded, error: BaseException | None = None, result: Any = None) -> None:
+        """Close what :meth:`enter` opened, as the call returned *result* or raised *error*. Never raises."""
+        if self.close(opened, error, result):
+            assert isinstance(opened, Span)  # noqa: S101 - close() says so of spans alone
+            self.wait_and_submit(opened)
+
+    def close(self, opened: Span | Unrecorded, error: BaseException | None = None, result: Any = None) -> bool:
+        """End the last segment and give the caller its context back; returns whether a span is to be submitted."""
+        returned_ns = self.host.now_ns()
+        try:
+            if isinstance(opened, Unrecorded):
+                self.gate.detach(opened.token)
+                return False
+            span = opened
+            try:
+                if error is not None:
+                    span.fail(error)
+                if span.sync == "device":
+                    self._wait_device(span)
+                span.finish(returned_ns, result)
+            finally:
+                self.gate.detach(span.token)
+                span.end()
+                if self.warmth is not None:
+                    span.warmth_ended = self.warmth.now()
+        except Exception as fault:  # noqa: BLE001 - rule 1
+            self.ledger.fault("leave", fault)
+            return isinstance(opened, Span) and bool(opened.segments) and not self.dead
+        return not self.dead
+
+    def wait_and_submit(self, span: Span) -> None:
+        """Wait at the boundary if that is the policy, then pass the span on."""
+        try:
+            if span.sync != "deferred":
+                self._wait_at_boundary(span)
+            if span.late == "device_only" and self.resolver.hand_over_now(span):
+                return
+            self.resolver.submit(span)
+        except Exception as fault:  # noqa: BLE001 - rule 1
+            self.ledger.fault("leave", fault)
+
+    def _wait_at_boundary(self, span: Span) -> None:
+        segment = span.segments[-1]
+        end = segment.end
+        if isinstance(end, Missing) or segment.place is None:
+            self.resolver.resolve_now(span)
+            return
+        clock = segment.place.clock
+        with clock.unhindered():
+            self._wait_for(span, segment.place.clock.wait, end)
+            self.resolver.resolve_now(span)
+
+    def _wait_for(self, span: Span, wait: Any, what: Mark) -> None:
+        before = self.host.now_ns()
+        try:
+            wait(what)
+        except DeviceFault as fault:
+            span.device_error = str(fault)
+        span.sync_ns += self.host.now_ns() - before
+
+    def _wait_device(self, span: Span) -> None:
+        place = span.place
+        if place is None:
+            return
+        with place.clock.unhindered():
+            self._wait_for(span, place.clock.wait_device, place)
+
+    # -- suspending -----------------------------------------------------------------------------------
+
+    def suspend(self, opened: Span | Unrecorded) -> None:
+        """End a segment at an ``await`` or ``yield``: mark, and put the caller's context back. Never raises."""
+        returned_ns = self.host.now_ns()
+        try:
+            try:
+                if isinstance(opened, Span):
+                    opened.finish(returned_ns)
+            finally:
+                # What user code attached inside must still be there when it goes on.
+                opened.saved_context = self.gate.current()
+                self.gate.detach(opened.token)
+        except Exception as fault:  # noqa: BLE001 - rule 1
+            self.ledger.fault("suspend", fault)
+
+    def resume(self, opened: Span | Unrecorded) -> None:
+        """Begin a segment after an ``await`` or ``yield``. Never raises."""
+        try:
+            opened.token = self.gate.attach_context(opened.saved_context)
+            if isinstance(opened, Span):
+                opened.begin(marked=not self.resolver.full)
+        except Exception as fault:  # noqa: BLE001 - rule 1
+            self.ledger.fault("resume", fault)
+
+    def submit(self, span: Span) -> None:
+        """Pass *span* on without waiting for anything. Never raises."""
+        try:
+            self.resolver.submit(span)
+        except Exception as fault:  # noqa: BLE001 - rule 1
+            self.ledger.fault("leave", fault)
+
+    async def settle(self, span: Span) -> None:
+        """Submit *span*, and for ``boundary`` await its record without blocking the event loop."""
+        try:
+            loop = None
+            if span.sync != "deferred":
+                loop = asyncio.get_running_loop()
+                span.awaited = True
+            self.resolver.submit(span)
+            if loop is None:
+                return
+        except RuntimeError:
+            self.ledger.count("boundary_without_asyncio")  # another event loop: resolved later, as deferred
+            self.resolver.submit(span)
+            return
+        except Exception as fault:  # noqa: BLE001 - rule 1
+            self.ledger.fault("settle", fault)
+            return
+        resolved = loop.create_future()
+
+        def settled() -> None:
+            if not resolved.done():
+                resolved.set_result(None)
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(settled)
+
+        self.resolver.when_resolved(span, tell)
+        await resolved
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _variable(self, site: Site, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, AttributeValue]:
+        assert site.variable_attributes is not None  # noqa: S101 - the caller looked
+        try:
+            return clean_all(site.variable_attributes(*arguments, **named))
+        except Exception as error:  # noqa: BLE001 - the user's function of attributes
+            self.ledger.fault("attributes_raised", error)
+            return {}

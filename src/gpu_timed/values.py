@@ -1,0 +1,65 @@
+"""What may become an attribute value: plain numbers, booleans, text, and short sequences of those.
+
+A tensor is never turned into text: that would read it back from the device (a hidden sync) and leak
+data into the trace. It is named by its shape and type instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+AttributeValue: TypeAlias = (
+    str | bool | int | float | tuple[str, ...] | tuple[bool, ...] | tuple[int, ...] | tuple[float, ...]
+)
+
+LONGEST: Final = 4096
+"""Characters of a text, and items of a sequence, that are kept."""
+
+_PLAIN: Final = frozenset({str, bool, int, float})
+
+
+def clean(value: Any) -> AttributeValue:
+    """Return *value* as something that can stand in a span, without touching a device.
+
+    Numbers stay numbers (NumPy scalars too), sequences become tuples of one type, tensors and arrays
+    become their type, shape and dtype, other objects their type's name.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return value if kind is not str or len(value) <= LONGEST else value[:LONGEST]  # type: ignore[no-any-return]
+    if isinstance(value, str | bool | int | float):  # subclasses: str enums, torch.Size members, numpy.float64
+        for plain in (bool, int, float, str):
+            if isinstance(value, plain):
+                return clean(plain(value))
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return _array(value)
+    if isinstance(value, tuple | list):
+        return _sequence(value)
+    if isinstance(value, bytes):
+        return value[:LONGEST].decode("utf-8", "replace")
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def clean_all(values: Mapping[str, Any]) -> dict[str, AttributeValue]:
+    """Return *values* with each key a text and each value cleaned."""
+    return {str(key): clean(value) for key, value in values.items()}
+
+
+def _array(value: Any) -> AttributeValue:
+    shape = tuple(int(size) for size in value.shape)
+    if not shape and type(value).__module__.partition(".")[0] == "numpy" and type(value).__name__ != "ndarray":
+        return clean(value.item())  # a NumPy scalar lives in host memory; a 0-d tensor may not
+    return f"{type(value).__name__}(shape={shape}, dtype={value.dtype})"
+
+
+def _sequence(value: tuple[Any, ...] | list[Any]) -> AttributeValue:
+    items = [clean(item) for item in value[:LONGEST]]
+    if not items:
+        return ()
+    for plain in (bool, int, float, str):
+        if all(type(item) is plain for item in items):
+            return tuple(items)  # type: ignore[return-value]
+    if all(type(item) in (int, float) for item in items):
+        return tuple(float(item) for item in items)  # type: ignore[arg-type]
+    return tuple(str(item) for item in items)
