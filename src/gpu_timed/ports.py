@@ -45,6 +45,8 @@ class Position(NamedTuple):
     uncertainty_ns: int
     fault: bool
     """The order of events contradicted what was known of the device's clock."""
+    latency_ns: int = 0
+    """How long an idle device takes to reach what the host has just put on a stream."""
 
 
 class Clock(Protocol):

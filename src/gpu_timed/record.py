@@ -115,7 +115,9 @@ class Record:
     device_ns: Measured
     """From the start mark to the end mark, on the device."""
     device_min_ns: Measured
-    """What remains of ``device_ns`` if the device waited for the host whenever it could have."""
+    """What remains of ``device_ns`` if the device waited for the host whenever it could have, that is until
+    the end mark, placed just after the function returned, could reach it. The truth lies between the two,
+    within ``uncertainty_ns`` and the floor of the clock."""
     sync_ns: Measured
     """Host time spent waiting at the span boundary; 0 when the policy is not to wait."""
     busy_ns: Measured = NEEDS_KERNEL_RECORDS

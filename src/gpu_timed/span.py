@@ -32,6 +32,8 @@ class Segment(NamedTuple):
     end: Mark | Missing
     returned_ns: int
     """The user's code returned or was suspended."""
+    marked_ns: int
+    """Just after the end mark was placed: up to here the device may have waited for the host."""
 
 
 class Waiter(Protocol):
@@ -88,6 +90,8 @@ class Span(RecordingSpan):
         self.token: Any = None
         self.saved_context: Any = None
         self.emitted = False
+        #: Which of the tracer's captures was the newest when the call returned.
+        self.epoch = 0
         #: The real host span, where it was made before the device was done (``late="device_only"``).
         self.host_span: Any = None
         self.callbacks: list[Callable[[], None]] | None = None
@@ -121,20 +125,19 @@ class Span(RecordingSpan):
         """Place the start mark of a segment; *marked* False leaves it out."""
         now_ns = self.host.now_ns
         place = self._locator.locate() if marked and len(self.segments) < MOST_SEGMENTS else OVERFLOW
-        called = now_ns()
         if isinstance(place, Place):
-            self._start = place.clock.mark(place)
             self._place = place
             watchers = place.watchers
             if watchers:
                 self._note_strangers(watchers)
             watchers.append(self)
+            self._called_ns = called = now_ns()
+            self._start = place.clock.mark(place)  # last of all: what follows it is inside the measured time
             self._entered_ns = now_ns()
         else:
             self._place = None
             self._start = place
-            self._entered_ns = called
-        self._called_ns = called
+            self._called_ns = self._entered_ns = called = now_ns()
         if not self.segments:
             self.started_ns = called
 
@@ -152,7 +155,8 @@ class Span(RecordingSpan):
             self._place = None
         self.returned_ns = returned_ns
         if len(self.segments) < MOST_SEGMENTS:
-            self.segments.append(Segment(place, start, self._called_ns, self._entered_ns, end, returned_ns))
+            marked = self.host.now_ns() if place is not None else returned_ns
+            self.segments.append(Segment(place, start, self._called_ns, self._entered_ns, end, returned_ns, marked))
         else:
             self.note("segments_overflow")
             self.segments[-1] = self.segments[-1]._replace(end=OVERFLOW, returned_ns=returned_ns)

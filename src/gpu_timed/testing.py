@@ -34,13 +34,15 @@ def capture(timeout_s: float = 30.0) -> Iterator[list[Record]]:
     Raises:
         WaitTimeout: The device had not finished in time.
     """
-    sink = MemorySink()
+    tracer = current.tracer()
+    tracer.epoch += 1
+    sink = MemorySink(tracer.epoch)
     with current.sink(sink):
         yield sink.records
-        locator = current.tracer().locator
+        locator = tracer.locator
         if isinstance(locator, FakeDevice):
             locator.run_dry()
-        left = current.tracer().resolver.flush(timeout_s)
+        left = tracer.resolver.flush(timeout_s)
     if left:
         raise WaitTimeout(f"{left} spans were not reached by the device within {timeout_s} s.")
 

@@ -49,6 +49,8 @@ class Tracer:
         self.otel = otel
         self.warmth = warmth
         self.dead = False
+        #: Counts the captures begun so far, so that each can tell the spans that returned before it.
+        self.epoch = 0
 
     # -- entering -------------------------------------------------------------------------------------
 
@@ -141,6 +143,7 @@ class Tracer:
             finally:
                 self.gate.detach(span.token)
                 span.end()
+                span.epoch = self.epoch
                 if self.warmth is not None:
                     span.warmth_ended = self.warmth.now()
         except Exception as fault:  # noqa: BLE001 - rule 1

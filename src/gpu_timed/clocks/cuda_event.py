@@ -57,6 +57,7 @@ class _Device:
         self.epoch: CudaMark | None = None
         self.epoch_ns = 0
         self.anchored_at = 0
+        self.latency_ns = 0
         self.info: DeviceInfo | None = None
 
 
@@ -156,14 +157,15 @@ class CudaEventClock:
                 self._anchor(device)
             if device.epoch is None:  # no anchor to be had: the order of events still says this much
                 slack = max(0, seen_ns - elapsed_ns - called_ns)
-                return Position(called_ns + slack // 2, slack // 2 + _RESOLUTION_NS, fault=False)
+                return Position(called_ns + slack // 2, slack // 2 + _RESOLUTION_NS, False, device.latency_ns)
             since_epoch = self._elapsed_ms(device.epoch.handle, start.handle)
             stamp = device.epoch_ns + round(since_epoch * 1e6)
+            latency = device.latency_ns
             host_ns, half, fault = device.timeline.span(stamp, elapsed_ns, called_ns, seen_ns + _RESOLUTION_NS)
             if fault:
                 device.anchored_at -= _ANCHOR_EVERY_NS  # pin it anew with the next span
         rounding = _RESOLUTION_NS + math.ceil(abs(since_epoch) * 1e6 * _FLOAT32_ULP)
-        return Position(host_ns, half + rounding, fault=fault)
+        return Position(host_ns, half + rounding, fault=fault, latency_ns=latency)
 
     def release(self, *marks: AnyMark) -> None:
         """Put events back into their device's pool."""
@@ -239,10 +241,12 @@ class CudaEventClock:
         if not device.anchor_stream:
             with self._context(device):
                 device.anchor_stream = driver.create_stream(self._library)
+        latencies: list[int] = []
         for _ in range(_ANCHOR_TRIALS):
             mark = self._take(device)
             before = now_ns()
             code = self._record(mark.handle, device.anchor_stream)
+            placed = now_ns()
             if code != driver.SUCCESS:
                 raise self._fault(code)
             while not self.is_done(mark):
@@ -256,9 +260,11 @@ class CudaEventClock:
                 device.epoch_ns += round(self._elapsed_ms(device.epoch.handle, mark.handle) * 1e6)
                 device.free.append(device.epoch)
             device.epoch = mark
+            latencies.append(after - placed)
             device.timeline.not_before(device.epoch_ns, before)
             device.timeline.not_after(device.epoch_ns, after)
         device.timeline.settle()
+        device.latency_ns = sorted(latencies)[len(latencies) // 2]
         device.anchored_at = now_ns()
 
     def _take(self, device: _Device) -> CudaMark:

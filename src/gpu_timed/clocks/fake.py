@@ -267,7 +267,7 @@ class FakeDevice:
                 timeline.settle()
                 self._anchored_at[mark.device] = now
             host_ns, half, fault = timeline.span(self._stamp(mark), elapsed_ns, called_ns, seen_ns)
-            return Position(host_ns, half + 1, fault=fault)
+            return Position(host_ns, half + 1, fault=fault, latency_ns=self.launch_latency_ns)
 
     def release(self, *marks: AnyMark) -> None:
         """Count the marks back in."""

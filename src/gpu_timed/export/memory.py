@@ -8,9 +8,13 @@ from gpu_timed.record import Record
 
 
 class MemorySink:
-    """Appends every record to ``records``, the oldest first, up to *limit*; further ones are counted."""
+    """Appends records to ``records``, the oldest first, up to *limit*; further ones are counted.
 
-    def __init__(self, limit: int = 1_000_000) -> None:
+    Spans that had returned before the *epoch* began are left out: they may be resolved later than that.
+    """
+
+    def __init__(self, epoch: int = 0, limit: int = 1_000_000) -> None:
+        self._epoch = epoch
         self.records: list[Record] = []
         self.dropped = 0
         self._limit = limit
@@ -18,8 +22,10 @@ class MemorySink:
     def announce(self, span: Any, record: Record) -> None:
         """Keep nothing: the finished record is still to come."""
 
-    def emit(self, span: Any, record: Record) -> None:  # noqa: ARG002 - the port's signature
+    def emit(self, span: Any, record: Record) -> None:
         """Keep *record*."""
+        if span.epoch < self._epoch:
+            return
         if len(self.records) < self._limit:
             self.records.append(record)
         else:
