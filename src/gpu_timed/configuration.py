@@ -54,14 +54,16 @@ def configure(
                 raise ConfigurationError(
                     f"{option}= needs exporter=: without one, spans go to the application's provider."
                 )
-    current.set_settings(
-        sync=sync,
-        late=late,
-        device_spans=device_spans,
-        max_pending=max_pending,
-        max_queue=max_queue,
-        poll_ms=poll_ms,
-        exit_timeout_s=exit_timeout_s,
-    )
+    values = {
+        "sync": sync,
+        "late": late,
+        "device_spans": device_spans,
+        "max_pending": max_pending,
+        "max_queue": max_queue,
+        "poll_ms": poll_ms,
+        "exit_timeout_s": exit_timeout_s,
+    }
+    current.settings().with_values(**values)  # refuse before anything is changed
     if exporter is not None:
         current.install_exporter(exporter, service_name=service_name, path=path, endpoint=endpoint)
+    current.set_settings(**values)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +21,6 @@ from gpu_timed import _version
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.clocks.torch_locator import TorchLocator
 from gpu_timed.context.gate import Gate
-from gpu_timed.export import provider
 from gpu_timed.export.otel import OtelSink
 from gpu_timed.ledger import Ledger
 from gpu_timed.ports import Locator, Sink
@@ -29,7 +30,14 @@ from gpu_timed.site import Site
 from gpu_timed.tracer import Opened, Tracer
 
 _MOST_SITES: Final = 10_000
-_LOSSES: Final = ("dropped_queue_full", "export_failed", "pending_at_exit", "after_shutdown")
+_LOSSES: Final = (
+    "dropped_queue_full",
+    "dropped_in_batch",
+    "export_failed",
+    "lost_in_sink",
+    "pending_at_exit",
+    "after_shutdown",
+)
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
 
 
@@ -58,8 +66,10 @@ class _State:
         self.ledger = Ledger()
         self.tracer: Tracer | None = None
         self.sites: dict[Any, Site] = {}
+        self.every_site: weakref.WeakSet[Site] = weakref.WeakSet()
         self.fork_hook = False
         self.installed = False
+        self.ended = False
         self.told: Mapping[str, int] = {}
 
 
@@ -111,7 +121,14 @@ def ledger() -> Ledger:
     return _state.ledger
 
 
-def site(key: Any, make: Any) -> Site:
+def new_site(name: str, **options: Any) -> Site:
+    """Make a site. See :class:`gpu_timed.site.Site`."""
+    made = Site(name, **options)
+    _state.every_site.add(made)
+    return made
+
+
+def site(key: Any, make: Callable[[], Site]) -> Site:
     """Return the site kept under *key*, made by *make* the first time."""
     found = _state.sites.get(key)
     if found is None:
@@ -119,7 +136,7 @@ def site(key: Any, make: Any) -> Site:
             _state.ledger.fault(
                 "sites_overflow", f"more than {_MOST_SITES} span names: names must come from code, not data"
             )
-            return make()  # type: ignore[no-any-return]
+            return make()
         found = _state.sites.setdefault(key, make())
     return found
 
@@ -130,9 +147,11 @@ def flush(timeout_s: float = 10.0) -> FlushResult:
     Returns:
         What became of them. It is true only if nothing was left, lost or refused.
     """
+    from gpu_timed.export import provider  # noqa: PLC0415 - brings the SDK, which decorating must not
+
     deadline = time.monotonic() + timeout_s
     pending = 0 if _state.tracer is None else _state.tracer.resolver.flush(timeout_s)
-    answered = provider.force_flush(max(0.05, deadline - time.monotonic()))
+    answered = provider.force_flush(max(0.05, deadline - time.monotonic()), _state.ledger)
     return _result(pending=pending, answered=answered)
 
 
@@ -140,25 +159,35 @@ def shutdown(timeout_s: float = 10.0) -> FlushResult:
     """Resolve and hand on what is left, end gpu_timed's thread, and shut the provider down that it installed.
 
     A provider of the application's own is flushed and left running. Calls that are decorated go on
-    working, and being measured: the next one starts anew.
+    working, and being measured: the next one starts anew. *timeout_s* bounds all of it, in seconds.
+
+    Returns:
+        What became of the spans, as :func:`flush` does.
     """
+    from gpu_timed.export import provider  # noqa: PLC0415 - brings the SDK, which decorating must not
+
     deadline = time.monotonic() + timeout_s
     with _state.lock:
         ending, _state.tracer = _state.tracer, None
     atexit.unregister(_at_exit)
     pending = 0 if ending is None else ending.resolver.stop(timeout_s)
-    left = max(0.05, deadline - time.monotonic())
-    answered = provider.force_flush(left)
+    answered = provider.force_flush(max(0.05, deadline - time.monotonic()), _state.ledger)
     if _state.installed:
-        answered = provider.shut_down(max(0.05, deadline - time.monotonic())) and answered
-    return _result(pending=pending, answered=answered)
+        answered = provider.shut_down(max(0.05, deadline - time.monotonic()), _state.ledger) and answered
+    found = _result(pending=pending, answered=answered)
+    _state.ended = _state.installed
+    return found
 
 
 def install_exporter(exporter: str, **options: Any) -> None:
     """Make a provider for *exporter* the global one. See :func:`gpu_timed.export.provider.install`."""
     with _state.lock:
+        from gpu_timed.export import provider  # noqa: PLC0415 - brings the SDK, which decorating must not
+
         provider.install(exporter, ledger=_state.ledger, **options)
         _state.installed = True
+        _register_exit()
+        _watch_forks()
 
 
 @contextlib.contextmanager
@@ -192,7 +221,7 @@ def reset() -> None:
         _state.ledger = Ledger()
         _state.sites = {}
         _state.told = {}
-        _state.installed = False
+        _state.installed = _state.ended = False
     if ending is not None:
         ending.resolver.stop(1.0)
 
@@ -220,9 +249,7 @@ def _make() -> Tracer:
             otel=otel,
         )
         _register_exit()
-        if not _state.fork_hook and hasattr(os, "register_at_fork"):
-            _state.fork_hook = True
-            os.register_at_fork(after_in_child=_after_fork)
+        _watch_forks()
         _state.tracer = made
         return made
 
@@ -233,17 +260,38 @@ def _register_exit() -> None:
 
 
 def _at_exit() -> None:
-    ending = _state.tracer
-    if ending is not None:
-        ending.resolver.stop(ending.settings.exit_timeout_s)
+    """Deliver what is left, within the time the settings give: resolve, then shut down the provider we made."""
+    ending, installed = _state.tracer, _state.installed and not _state.ended
+    limit = settings().exit_timeout_s
+    deadline = time.monotonic() + limit
+
+    def last() -> None:
+        from gpu_timed.export import provider  # noqa: PLC0415 - loaded long ago, if there is anything to do
+
+        provider.shut_down(max(0.05, deadline - time.monotonic()), _state.ledger)
+
+    if ending is not None and ending.resolver.running:
+        # On the resolver's own thread, which can be left behind: no new one can be started any more.
+        ending.resolver.stop(limit, last if installed else None)
+    elif installed:
+        last()
+
+
+def _watch_forks() -> None:
+    if not _state.fork_hook and hasattr(os, "register_at_fork"):
+        _state.fork_hook = True
+        os.register_at_fork(after_in_child=_after_fork)
 
 
 def _after_fork() -> None:
     """In the child: the parent resolves its own spans; this process starts with nothing."""
     old = _state.tracer
     _state.lock = threading.RLock()
-    _state.ledger = Ledger()
+    _state.ledger.restart()
     _state.tracer = None
+    _state.told = {}
+    for held in _state.every_site:
+        held.calls = itertools.count()
     if old is not None:
         old.dead = True
         old.resolver.dead = True
@@ -252,6 +300,8 @@ def _after_fork() -> None:
 def _result(*, pending: int, answered: bool | None) -> FlushResult:
     counts, told = _state.ledger.snapshot(), _state.told
     _state.told = counts
+    if _state.ended:  # the provider we made is shut down: nothing gets any further
+        answered = False
     lost = sum(counts.get(kind, 0) - told.get(kind, 0) for kind in _LOSSES)
     said = "none" if answered is None else "flushed" if answered else "failed"
     return FlushResult(

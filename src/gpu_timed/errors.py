@@ -48,7 +48,7 @@ def unknown_value(what: str, value: object, known: Iterable[str]) -> Configurati
     """Build the error for a word that is not among the *known* ones, naming the nearest."""
     choices = sorted(known)
     near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     return ConfigurationError(f"unknown {what} {value!r}{hint} Use one of: {', '.join(map(repr, choices))}.")
 
 

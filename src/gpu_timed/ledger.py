@@ -34,6 +34,11 @@ class Ledger:
             detail = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
             logger.warning("gpu_timed: %s (%s). Counted from here on, not logged again.", kind, detail)
 
+    def restart(self) -> None:
+        """Begin anew in a forked child, whose copy of the lock may be held by a thread it does not have."""
+        self._lock = threading.Lock()
+        self._counts = Counter()
+
     def snapshot(self) -> dict[str, int]:
         """Return the counts by kind."""
         with self._lock:

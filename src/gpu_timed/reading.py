@@ -51,7 +51,11 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
         verdict: What the warmth probes saw.
     """
     first = span.segments[0]
-    missing = Missing("device_error", span.device_error) if span.device_error else span.missing()
+    missing = span.missing()
+    if missing is not None and missing.reason == "device_error" and not span.device_error:
+        span.device_error = missing.detail or "device error"
+    if span.device_error:
+        missing = Missing("device_error", span.device_error)
     found = _nothing(missing) if missing is not None else _read_marks(span, seen_ns)
     to_unix = span.host.to_unix
     ended_ns = span.returned_ns + span.sync_ns
@@ -100,7 +104,7 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
         resumptions=len(span.segments),
         status=_status(span, error),
         error=error,
-        quality=tuple(span.quality),
+        quality=span.quality,
     )
 
 
@@ -150,6 +154,7 @@ def _read_marks(span: Span, seen_ns: int) -> _Device:
         total.device_ns = _add(total.device_ns, piece.device_ns)
         total.min_ns = _add(total.min_ns, piece.min_ns)
         total.queue_ns = _add(total.queue_ns, piece.queue_ns)
+        total.end_ns = max(_number(total.end_ns), _number(piece.end_ns))
         total.uncertainty_ns = max(_number(total.uncertainty_ns), _number(piece.uncertainty_ns))
         total.gaps = (
             "yes" if "yes" in (total.gaps, piece.gaps) else "unknown" if piece.gaps == "unknown" else total.gaps

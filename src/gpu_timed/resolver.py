@@ -23,6 +23,8 @@ from gpu_timed.settings import Settings
 from gpu_timed.span import Span
 
 _HURRIED_S: Final = 0.0002
+_GRACE_S: Final = 0.1
+_OVERFLOW: Final = Missing("overflow")
 _PENDING: Final = Missing("pending")
 _LOST: Final = Missing("lost")
 
@@ -54,6 +56,8 @@ class Resolver:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._calmed: dict[int, Clock] = {}
+        self._in_hand = 0
+        self._last: Callable[[], None] | None = None
         self.dead = False
 
     # -- from the calling thread ----------------------------------------------------------------------
@@ -77,13 +81,9 @@ class Resolver:
         """Take a span whose call has returned."""
         if self.dead:
             return  # a forked child: the span is the parent's
-        if self._stopping:
-            self._ledger.count("after_shutdown")
-            self._release(span)
-            return
-        if len(self._arrivals) >= self.settings.max_queue:
-            self._ledger.count("dropped_queue_full")
-            self._release(span)
+        if self._stopping or len(self._arrivals) >= self.settings.max_queue:
+            self._ledger.count("after_shutdown" if self._stopping else "dropped_queue_full")
+            self._abandon(span, _OVERFLOW)
             return
         self._arrivals.append(span)
         if self._idle:
@@ -116,6 +116,10 @@ class Resolver:
         """Block until *span* has its record. See :meth:`gpu_timed.span.Span.wait`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while span.record is None:
+            if self.dead:
+                raise WaitTimeout(
+                    f"span {span.name!r} was begun before this process was forked: its record is the parent's."
+                )
             if span.segments and not span.is_recording():
                 with contextlib.ExitStack() as stack:
                     self._calm_for(span, stack)
@@ -158,26 +162,39 @@ class Resolver:
             if barrier.passed.wait(timeout_s):
                 return 0
             before = barrier.before
-            return len(self._arrivals) - 1 if before is None else sum(not span.emitted for span in before)
+            if before is None:  # the thread is in a sink that does not return
+                return sum(isinstance(item, Span) for item in tuple(self._arrivals)) + self._waiting + self._in_hand
+            return sum(not span.emitted for span in before)
         finally:
             with self._lock:
                 self._hurried -= 1
 
-    def stop(self, timeout_s: float) -> int:
+    def stop(self, timeout_s: float, last: Callable[[], None] | None = None) -> int:
         """Pass on what can be within *timeout_s*, the rest without a device time, and end the thread.
 
+        Args:
+            timeout_s: Seconds for everything together.
+            last: What the thread is to do as its last act: at the end of a process no other can be started.
+
         Returns:
-            How many spans the device had not finished.
+            How many spans were left.
         """
+        deadline = time.monotonic() + timeout_s
         left = self.flush(timeout_s)
+        self._last = last
         self._stopping = True
         self._wake.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(max(0.1, timeout_s))
+            thread.join(max(_GRACE_S, deadline - time.monotonic()))
             if thread.is_alive():
-                self._ledger.fault("resolver_stuck", "a sink or the device did not return; its spans are lost")
+                self._ledger.fault("resolver_stuck", "a sink or the device did not return in time")
         return left
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is there."""
+        return self._thread is not None and self._thread.is_alive()
 
     # -- the thread -----------------------------------------------------------------------------------
 
@@ -187,8 +204,13 @@ class Resolver:
 
     def _rouse_locked(self) -> None:
         if self._thread is None and not self._stopping:
-            self._thread = threading.Thread(target=self._run, name="gpu_timed-resolver", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="gpu_timed-resolver", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no more threads for now: the next span tries again
+                self._ledger.fault("thread_not_started", error)
+                return
+            self._thread = thread
         self._idle = False
         self._wake.set()
 
@@ -203,6 +225,8 @@ class Resolver:
                     self._ledger.fault("resolver", error)
                 if self._stopping:
                     self._give_up()
+                    if self._last is not None:
+                        self._last()
                     return
 
     def _pause(self) -> None:
@@ -256,8 +280,7 @@ class Resolver:
             for span in lane:
                 if span.record is None:
                     self._ledger.count("pending_at_exit")
-                    span.segments = [segment._replace(end=_PENDING) for segment in span.segments]
-                    self._resolve(span)
+                    self._abandon(span, _PENDING)
                 self._pass_on(span)
         self._lanes.clear()
         for barrier in self._barriers:
@@ -269,21 +292,24 @@ class Resolver:
         """Return whether everything that can be known of *span* is known by now."""
         if span.missing() is not None:
             return True
-        last = {id(segment.place): segment for segment in span.segments}
         try:
-            for segment in last.values():
-                assert segment.place is not None  # noqa: S101 - missing() was None
-                if not isinstance(segment.end, Missing) and not segment.place.clock.is_done(segment.end):
-                    return False
+            return all(place.clock.is_done(mark) for place, mark in span.last_marks())
         except DeviceFault as fault:
             span.device_error = str(fault)
         return True
 
-    def _resolve(self, span: Span) -> None:
+    def _abandon(self, span: Span, reason: Missing) -> None:
+        """Give *span* a record without a device time, so that nobody waits for one."""
+        self._resolve(span, reason)
+
+    def _resolve(self, span: Span, reason: Missing | None = None) -> None:
+        """Build the record of *span*; with a *reason* the device is not asked, and its time is missing for it."""
         with self._lock:
             if span.record is not None:
                 return
             marks = span.marks()
+            if reason is not None:
+                span.segments = [segment._replace(end=reason) for segment in span.segments]
             try:
                 span.host.refresh()
                 seen_ns = span.host.now_ns()
@@ -319,16 +345,15 @@ class Resolver:
     def _pass_on(self, span: Span) -> None:
         record = span.record
         assert record is not None  # noqa: S101 - resolved before
+        self._in_hand = 1
         for sink in self._sinks:
             try:
                 sink.emit(span, record)
             except Exception as error:  # noqa: BLE001 - a user's processor or a full disk
                 self._ledger.fault(f"sink_{type(sink).__name__}", error)
+                self._ledger.count("lost_in_sink")
+        self._in_hand = 0
         span.emitted = True
-
-    def _release(self, span: Span) -> None:
-        for place, mark in span.marks():
-            place.clock.release(mark)
 
     def _calm_for(self, span: Span, stack: contextlib.ExitStack, *, keep: bool = False) -> None:
         """Make this thread's questions harmless to captures, for the clocks that *span* has marks of."""

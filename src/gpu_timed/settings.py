@@ -17,6 +17,7 @@ LATE_POLICIES: Final = frozenset(get_args(LatePolicy))
 MODES: Final = frozenset({"eager"})
 """How gpu_timed can be asked to launch the work in this version."""
 
+_LARGEST: Final = 10_000_000
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off", ""})
 
@@ -46,9 +47,22 @@ class Settings:
         if self.sync is not None:
             check_sync(self.sync)
         check_late(self.late)
-        for name in ("max_pending", "max_queue", "poll_ms", "exit_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{name} must be greater than 0, not {getattr(self, name)!r}.")
+        for name in ("disabled", "device_spans"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"{name} must be True or False, not {getattr(self, name)!r}.")
+        for name, kind, kind_name in (
+            ("max_pending", int, "a whole number"),
+            ("max_queue", int, "a whole number"),
+            ("poll_ms", int | float, "a number"),
+            ("exit_timeout_s", int | float, "a number"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise ConfigurationError(f"{name} must be {kind_name}, not {value!r}.")
+            if not value > 0:
+                raise ConfigurationError(f"{name} must be greater than 0, not {value!r}.")
+            if value > _LARGEST:
+                raise ConfigurationError(f"{name} must be at most {_LARGEST:g}, not {value!r}.")
 
     def with_values(self, **values: Any) -> Settings:
         """Return a copy with the *values* that are not None put in."""
@@ -93,17 +107,17 @@ def _parse(hint: Any, text: str) -> Any:
 
 def check_sync(value: object) -> None:
     """Raise ConfigurationError unless *value* is a sync policy."""
-    if value not in SYNC_POLICIES:
+    if not isinstance(value, str) or value not in SYNC_POLICIES:
         raise unknown_value("sync policy", value, SYNC_POLICIES)
 
 
 def check_late(value: object) -> None:
     """Raise ConfigurationError unless *value* says which span may be late."""
-    if value not in LATE_POLICIES:
+    if not isinstance(value, str) or value not in LATE_POLICIES:
         raise unknown_value("late policy", value, LATE_POLICIES)
 
 
 def check_mode(value: object) -> None:
     """Raise ConfigurationError unless *value* is a mode this version can launch in."""
-    if value not in MODES:
+    if not isinstance(value, str) or value not in MODES:
         raise unknown_value("mode", value, MODES)

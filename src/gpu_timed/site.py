@@ -34,7 +34,7 @@ class Site:
         ConfigurationError: An option cannot be used.
     """
 
-    __slots__ = ("attributes", "calls", "every", "late", "mode", "name", "sync", "variable_attributes")
+    __slots__ = ("__weakref__", "attributes", "calls", "every", "late", "mode", "name", "sync", "variable_attributes")
 
     def __init__(
         self,

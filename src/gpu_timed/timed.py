@@ -20,7 +20,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @overload
-def gpu_timed(function: F, /) -> F: ...
+def gpu_timed(
+    function: F,
+    /,
+    *,
+    name: str | None = None,
+    sync: SyncPolicy | None = None,
+    late: LatePolicy | None = None,
+    every: int = 1,
+    mode: str | None = None,
+    attributes: AttributeSource | None = None,
+) -> F: ...
 @overload
 def gpu_timed(
     *,
@@ -91,7 +101,7 @@ def _decorate(target: Any, *, name: str | None, mode: str | None, sync: SyncPoli
             "sync='device' would block the event loop of a coroutine: use 'boundary' or 'deferred'."
         )
     qualified = getattr(target, "__qualname__", None) or type(target).__qualname__
-    site = Site(
+    site = current.new_site(
         name or qualified.replace(".<locals>", ""), sync=sync, mode=mode, code=code_attributes(target), **options
     )
     if held.disabled and mode is None:
@@ -135,10 +145,10 @@ def gpu_span(
     if attributes is not None and not isinstance(attributes, Mapping):
         raise ConfigurationError(f"attributes must be a mapping, not {type(attributes).__name__}.")
     current.settings()
-    code = sys._getframe(1).f_code  # noqa: SLF001 - which block of code this is
+    block = sys._getframe(1).f_code  # noqa: SLF001 - which block of code this is
     site = current.site(
-        (name, code, sync, late, every),
-        lambda: Site(name, sync=sync, late=late, every=every, code=caller_attributes(3)),
+        (name, block, sync, late, every),
+        lambda: current.new_site(name, sync=sync, late=late, every=every, code=caller_attributes(3)),
     )
     return _Block(site, attributes)
 
@@ -151,7 +161,7 @@ class _Block:
     def __init__(self, site: Site, attributes: Mapping[str, Any] | None) -> None:
         self._site = site
         self._attributes = attributes
-        self._opened: Span | Unrecorded | None = None
+        self._opened: list[Span | Unrecorded | None] = []  # one block object may be entered while it is open
 
     def __enter__(self) -> Span | Unrecorded:
         return self._enter(suspends=False)
@@ -159,7 +169,7 @@ class _Block:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        opened, self._opened = self._opened, None
+        opened = self._opened.pop()
         if opened is not None:
             opened.owner.leave(opened, error)
 
@@ -171,7 +181,7 @@ class _Block:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        opened, self._opened = self._opened, None
+        opened = self._opened.pop()
         if opened is not None:
             await functions.close(opened, error)
 
@@ -185,5 +195,5 @@ class _Block:
         tracer = current.tracer()
         extra = clean_all(self._attributes) if self._attributes else None
         opened = tracer.enter(self._site, extra=extra, suspends=suspends)
-        self._opened = opened
+        self._opened.append(opened)
         return opened if opened is not None else Unrecorded(tracer, self._site)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any, Final
 
 from gpu_timed.clocks.host import HostClock
@@ -13,7 +14,7 @@ from gpu_timed.errors import DeviceFault
 from gpu_timed.ledger import Ledger
 from gpu_timed.ports import Locator, Mark, WarmthSource
 from gpu_timed.reading import not_sampled
-from gpu_timed.record import Missing, Record
+from gpu_timed.record import Record
 from gpu_timed.resolver import Resolver
 from gpu_timed.settings import Settings, SyncPolicy
 from gpu_timed.site import Site
@@ -96,13 +97,14 @@ class Tracer:
                 sync=site.sync or self.settings.sync or default,
                 late=site.late or self.settings.late,
             )
-            token = span.token = self.gate.attach(admission.foreign or span)
+            token = span.token = self.gate.attach(span)
             if self.warmth is not None:
                 span.warmth_began = self.warmth.now()
             full = self.resolver.full
             if full:
                 self.ledger.count("overflow")
             span.begin(marked=not full)
+            return span
         except Exception as error:  # noqa: BLE001 - rule 1: the user's call goes on
             self.ledger.fault("enter", error)
             if token is not None:
@@ -112,7 +114,6 @@ class Tracer:
             if token is not None:
                 self.gate.detach(token)
             raise
-        return span
 
     def record_of_unsampled(self, site: Site) -> Record:
         """Return a record that says of a call of *site* that it was not recorded."""
@@ -156,21 +157,20 @@ class Tracer:
         try:
             if span.sync != "deferred":
                 self._wait_at_boundary(span)
-            if span.late == "device_only" and self.resolver.hand_over_now(span):
-                return
-            self.resolver.submit(span)
+            self._pass_on(span)
         except Exception as fault:  # noqa: BLE001 - rule 1
             self.ledger.fault("leave", fault)
 
-    def _wait_at_boundary(self, span: Span) -> None:
-        segment = span.segments[-1]
-        end = segment.end
-        if isinstance(end, Missing) or segment.place is None:
-            self.resolver.resolve_now(span)
+    def _pass_on(self, span: Span) -> None:
+        if span.late == "device_only" and self.resolver.hand_over_now(span):
             return
-        clock = segment.place.clock
-        with clock.unhindered():
-            self._wait_for(span, segment.place.clock.wait, end)
+        self.resolver.submit(span)
+
+    def _wait_at_boundary(self, span: Span) -> None:
+        with ExitStack() as stack:
+            for place, mark in span.last_marks():
+                stack.enter_context(place.clock.unhindered())
+                self._wait_for(span, place.clock.wait, mark)
             self.resolver.resolve_now(span)
 
     def _wait_for(self, span: Span, wait: Any, what: Mark) -> None:
@@ -183,7 +183,7 @@ class Tracer:
 
     def _wait_device(self, span: Span) -> None:
         place = span.place
-        if place is None:
+        if place is None or place.clock.is_capturing(place):
             return
         with place.clock.unhindered():
             self._wait_for(span, place.clock.wait_device, place)
@@ -216,26 +216,21 @@ class Tracer:
     def submit(self, span: Span) -> None:
         """Pass *span* on without waiting for anything. Never raises."""
         try:
-            self.resolver.submit(span)
+            self._pass_on(span)
         except Exception as fault:  # noqa: BLE001 - rule 1
             self.ledger.fault("leave", fault)
 
     async def settle(self, span: Span) -> None:
-        """Submit *span*, and for ``boundary`` await its record without blocking the event loop."""
-        try:
-            loop = None
-            if span.sync != "deferred":
+        """Pass *span* on, and for ``boundary`` await its record without blocking the event loop."""
+        loop = None
+        if span.sync != "deferred":
+            try:
                 loop = asyncio.get_running_loop()
                 span.awaited = True
-            self.resolver.submit(span)
-            if loop is None:
-                return
-        except RuntimeError:
-            self.ledger.count("boundary_without_asyncio")  # another event loop: resolved later, as deferred
-            self.resolver.submit(span)
-            return
-        except Exception as fault:  # noqa: BLE001 - rule 1
-            self.ledger.fault("settle", fault)
+            except RuntimeError:
+                self.ledger.count("boundary_without_asyncio")  # another event loop: resolved later, as deferred
+        self.submit(span)
+        if loop is None or self.dead:
             return
         resolved = loop.create_future()
 
@@ -246,7 +241,11 @@ class Tracer:
         def tell() -> None:
             loop.call_soon_threadsafe(settled)
 
-        self.resolver.when_resolved(span, tell)
+        try:
+            self.resolver.when_resolved(span, tell)
+        except Exception as fault:  # noqa: BLE001 - rule 1
+            self.ledger.fault("settle", fault)
+            return
         await resolved
 
     # -- inside ---------------------------------------------------------------------------------------

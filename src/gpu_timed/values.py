@@ -19,19 +19,29 @@ LONGEST: Final = 4096
 _PLAIN: Final = frozenset({str, bool, int, float})
 
 
-def clean(value: Any) -> AttributeValue:
+def clean(value: Any) -> AttributeValue | None:
     """Return *value* as something that can stand in a span, without touching a device.
 
     Numbers stay numbers (NumPy scalars too), sequences become tuples of one type, tensors and arrays
-    become their type, shape and dtype, other objects their type's name.
+    become their type, shape and dtype, other objects their type's name. None stays None. Never raises.
     """
     kind = type(value)
     if kind in _PLAIN:
         return value if kind is not str or len(value) <= LONGEST else value[:LONGEST]  # type: ignore[no-any-return]
+    if value is None:
+        return None
+    try:
+        return _clean(value)
+    except Exception:  # noqa: BLE001 - an object of the user's whose properties raise
+        return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _clean(value: Any) -> AttributeValue | None:
+    kind = type(value)
     if isinstance(value, str | bool | int | float):  # subclasses: str enums, torch.Size members, numpy.float64
-        for plain in (bool, int, float, str):
-            if isinstance(value, plain):
-                return clean(plain(value))
+        if isinstance(value, str):
+            return clean(str.__str__(value))  # the text of a text enum, not its Python name
+        return float(value) if isinstance(value, float) else int(value)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return _array(value)
     if isinstance(value, tuple | list):
@@ -42,11 +52,12 @@ def clean(value: Any) -> AttributeValue:
 
 
 def clean_all(values: Mapping[str, Any]) -> dict[str, AttributeValue]:
-    """Return *values* with each key a text and each value cleaned."""
-    return {str(key): clean(value) for key, value in values.items()}
+    """Return *values* with each key a text and each value cleaned; None is left out, as OpenTelemetry has it."""
+    cleaned = ((str(key), clean(value)) for key, value in values.items())
+    return {key: value for key, value in cleaned if value is not None}
 
 
-def _array(value: Any) -> AttributeValue:
+def _array(value: Any) -> AttributeValue | None:
     shape = tuple(int(size) for size in value.shape)
     if not shape and type(value).__module__.partition(".")[0] == "numpy" and type(value).__name__ != "ndarray":
         return clean(value.item())  # a NumPy scalar lives in host memory; a 0-d tensor may not
@@ -54,7 +65,7 @@ def _array(value: Any) -> AttributeValue:
 
 
 def _sequence(value: tuple[Any, ...] | list[Any]) -> AttributeValue:
-    items = [clean(item) for item in value[:LONGEST]]
+    items = [item for item in map(clean, value[:LONGEST]) if item is not None]
     if not items:
         return ()
     for plain in (bool, int, float, str):

@@ -68,12 +68,14 @@ def run(console: Console, *, out: Path, tokens: int, device: str) -> None:
 
 
 def _table(records: Sequence[Record]) -> Table:
-    table = Table(title="What each span says", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("span")
-    table.add_column("calls", justify="right")
+    table = Table(
+        title="What each span says", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False
+    )
+    table.add_column("span", no_wrap=True)
+    table.add_column("calls", justify="right", no_wrap=True)
     for column in ("launch", "queue", "device", "sync"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("bound")
+    table.add_column("bound", no_wrap=True)
     for name in ("generate", "prefill", "decode"):
         mine = [record for record in records if record.name == name]
         for label, group in (("first", mine[:1]), (f"{len(mine) - 1} later", mine[1:])):

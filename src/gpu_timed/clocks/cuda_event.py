@@ -88,7 +88,7 @@ class CudaEventClock:
         except IndexError:  # another thread took the last one
             return self.mark(place)
         code = self._record(mark.handle, place.stream)
-        if code == driver.SUCCESS:
+        if not code:
             return mark
         if code in (driver.INVALID_CONTEXT, driver.INVALID_HANDLE):
             # This thread has no context yet, or that of another device, and the default stream is its

@@ -243,7 +243,7 @@ class FakeDevice:
         self._check()
         for (device, _), stream in list(self._streams.items()):
             if device == place.device:
-                self._wait_until(stream.ready_at)
+                self._wait_until(stream.ready_at + self.lateness_ns)
 
     def elapsed_ns(self, start: AnyMark, end: AnyMark) -> int:
         """Return device nanoseconds between two marks that were reached."""

@@ -10,6 +10,7 @@ same intervals. 3.5 µs/s was seen between an H200 and its host.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
@@ -19,38 +20,51 @@ WANDER: Final = 0.3e-6
 """How far today's rate may lie from the one learned over the last minutes (temperature)."""
 _BASELINE_NS: Final = 5_000_000_000
 _HISTORY: Final = 24
-_NO_BOUND: Final = 1 << 62
 
 
 class Timeline:
-    """The set of distances (host minus device, in nanoseconds) that every fact so far allows."""
+    """The set of distances (host minus device, in nanoseconds) that every fact so far allows.
 
-    __slots__ = ("_at", "_high", "_history", "_low", "_rate", "_slack", "faults")
+    Bounds are kept as floats relative to the first distance seen: whole nanoseconds would lose the drift
+    between facts a few microseconds apart, and a float of the distance itself its last digits.
+    """
+
+    __slots__ = ("_at", "_base", "_high", "_history", "_low", "_rate", "_slack", "faults")
 
     def __init__(self) -> None:
+        self._base: int | None = None
         self._at = 0
-        self._low = -_NO_BOUND
-        self._high = _NO_BOUND
+        self._low = -math.inf
+        self._high = math.inf
         self._rate = 0.0
         self._slack = RATE_BOUND
-        self._history: deque[tuple[int, int, int]] = deque(maxlen=_HISTORY)
+        self._history: deque[tuple[int, float, float]] = deque(maxlen=_HISTORY)
         self.faults = 0
 
     @property
     def bounded(self) -> bool:
         """Whether the distance is known from both sides."""
-        return self._low > -_NO_BOUND and self._high < _NO_BOUND
+        return math.isfinite(self._low) and math.isfinite(self._high)
 
     def not_before(self, device_ns: int, host_ns: int) -> bool:
         """Learn that what the device stamped *device_ns* happened at or after *host_ns*.
 
         Returns False if that contradicts what was known; the older knowledge is then forgotten.
         """
-        return self._learn(device_ns, host_ns - device_ns, _NO_BOUND)
+        return self._learn(device_ns, self._distance(device_ns, host_ns), math.inf)
 
     def not_after(self, device_ns: int, host_ns: int) -> bool:
         """Learn that what the device stamped *device_ns* happened at or before *host_ns*."""
-        return self._learn(device_ns, -_NO_BOUND, host_ns - device_ns)
+        return self._learn(device_ns, -math.inf, self._distance(device_ns, host_ns))
+
+    def place(self, device_ns: int) -> tuple[int, int]:
+        """Return the host's time of *device_ns*, and how far the truth may lie from it, in nanoseconds.
+
+        Only of a timeline that is :attr:`bounded`.
+        """
+        low, high = self._range(device_ns)
+        assert self._base is not None  # noqa: S101 - bounded
+        return device_ns + self._base + math.floor((low + high) / 2), math.ceil((high - low) / 2) + 1
 
     def span(self, device_ns: int, elapsed_ns: int, called_ns: int, seen_ns: int) -> tuple[int, int, bool]:
         """Learn from one span, and place its start.
@@ -69,36 +83,18 @@ class Timeline:
         agreed = self.not_after(device_ns + elapsed_ns, seen_ns) and agreed
         # The bounds this span itself gives are exact at its two ends; what the timeline keeps of them is
         # widened by the drift in between, so they are put in once more.
-        low, high = called_ns, seen_ns - elapsed_ns + round(RATE_BOUND * elapsed_ns)
+        low = self._distance(device_ns, called_ns)
+        high = self._distance(device_ns, seen_ns - elapsed_ns) + RATE_BOUND * elapsed_ns
+        if low > high:  # the device says it worked for longer than the host knows of
+            self.faults += agreed
+            return called_ns, math.ceil(low - high), True
         if self.bounded and agreed:
-            away = device_ns - self._at
-            shift, widen = round(self._rate * away), round(self._slack * abs(away))
-            low = max(low, device_ns + self._low + shift - widen)
-            high = min(high, device_ns + self._high + shift + widen)
-        if low > high:
-            return called_ns, max(0, low - high), False
-        return (low + high) // 2, (high - low + 1) // 2, not agreed
-
-    def _learn(self, device_ns: int, low: int, high: int) -> bool:
-        away = device_ns - self._at
-        if away >= 0:
-            shift, widen = round(self._rate * away), round(self._slack * away)
-            known_low = self._low + shift - widen if self._low > -_NO_BOUND else self._low
-            known_high = self._high + shift + widen if self._high < _NO_BOUND else self._high
-            self._at = device_ns
-        else:  # a fact about the past: bring it to where the rest of the knowledge stands
-            shift, widen = round(self._rate * -away), round(self._slack * -away)
-            low = low + shift - widen if low > -_NO_BOUND else low
-            high = high + shift + widen if high < _NO_BOUND else high
-            known_low, known_high = self._low, self._high
-        self._low, self._high = max(known_low, low), min(known_high, high)
-        if self._low > self._high:
-            self.faults += 1
-            self._low, self._high = low, high
-            self._rate, self._slack = 0.0, RATE_BOUND
-            self._history.clear()
-            return False
-        return True
+            known_low, known_high = self._range(device_ns)
+            low = max(low, known_low)
+            high = max(low, min(high, known_high))
+        assert self._base is not None  # noqa: S101 - _distance set it
+        host_ns = device_ns + self._base + math.floor((low + high) / 2)
+        return host_ns, math.ceil((high - low) / 2) + 1, not agreed
 
     def settle(self) -> None:
         """Learn the rate of drift from how the interval moved. Call after a fresh pair of tight bounds."""
@@ -118,3 +114,33 @@ class Timeline:
             self._rate, self._slack = 0.0, RATE_BOUND
             history.clear()
             history.append((self._at, self._low, self._high))
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _distance(self, device_ns: int, host_ns: int) -> float:
+        if self._base is None:
+            self._base, self._at = host_ns - device_ns, device_ns
+        return float(host_ns - device_ns - self._base)
+
+    def _range(self, device_ns: int) -> tuple[float, float]:
+        away = device_ns - self._at
+        middle, widen = self._rate * away, self._slack * abs(away)
+        return self._low + middle - widen, self._high + middle + widen
+
+    def _learn(self, device_ns: int, low: float, high: float) -> bool:
+        if device_ns >= self._at:
+            known_low, known_high = self._range(device_ns)
+            self._at = device_ns
+        else:  # a fact about the past: bring it to where the rest of the knowledge stands
+            away = self._at - device_ns
+            middle, widen = self._rate * away, self._slack * away
+            low, high = low + middle - widen, high + middle + widen
+            known_low, known_high = self._low, self._high
+        self._low, self._high = max(known_low, low), min(known_high, high)
+        if self._low <= self._high:
+            return True
+        self.faults += 1
+        self._low, self._high = low, high
+        self._rate, self._slack = 0.0, RATE_BOUND
+        self._history.clear()
+        return False

@@ -60,7 +60,10 @@ class TorchLocator:
         """Return the device of a tensor, or of the first tensor in a tuple, list or dict."""
         tensor = self._tensor
         if tensor is None:
-            return None
+            self._attach()
+            tensor = self._tensor
+            if tensor is None:
+                return None
         if isinstance(value, dict):
             value = next(iter(value.values()), None)
         elif isinstance(value, tuple | list):

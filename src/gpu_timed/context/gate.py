@@ -28,6 +28,7 @@ _SAMPLED: Final = int(trace.TraceFlags.SAMPLED)
 _RANDOM: Final = int(getattr(trace.TraceFlags, "RANDOM_TRACE_ID", 0))
 # The key under which OpenTelemetry keeps the current span, learned through its public call.
 _KEY: Final = next(iter(trace.set_span_in_context(trace.INVALID_SPAN, Context())))
+_OURS: Final = otel_context.create_key("gpu_timed.span")
 
 
 class Gate:
@@ -88,10 +89,10 @@ class Gate:
         decision = sampling.decision
         flags = (_SAMPLED if decision.is_sampled() else 0) | (_RANDOM if random_id else 0)
         if not decision.is_recording():
-            if parent is not None and not parent_flags & _SAMPLED:
-                return None
+            if parent is not None and not parent_flags & _SAMPLED and not parent.is_recording():
+                return None  # the context says so already
             return self._unsampled(context, trace_id, generator.generate_span_id(), flags, sampling.trace_state)
-        admission = Admission(tracer, context, parent, trace_id, parent_id)
+        admission = Admission(tracer, context, context.get(_OURS), parent, trace_id=trace_id, parent_id=parent_id)
         admission.span_id = generator.generate_span_id()
         admission.flags = flags
         admission.trace_state = sampling.trace_state
@@ -99,9 +100,10 @@ class Gate:
         admission.caller = contextvars.copy_context()
         return admission
 
-    def attach(self, span: trace.Span) -> Any:
-        """Make *span* the current one; returns what :meth:`detach` needs."""
-        return otel_context.attach(trace.set_span_in_context(span))
+    def attach(self, span: RecordingSpan) -> Any:
+        """Make *span*, or the provider's own in its place, the current one; returns what :meth:`detach` needs."""
+        kept = span.admission
+        return otel_context.attach(Context({**kept.context, _KEY: kept.foreign or span, _OURS: span}))
 
     def attach_context(self, context: Context) -> Any:
         """Make *context* the current one; returns what :meth:`detach` needs."""
@@ -122,21 +124,21 @@ class Gate:
 
     def _adopt(self, provider: Any) -> None:
         """Take hold of a provider seen for the first time."""
-        self._provider = provider
-        self._sdk = False
         if isinstance(provider, trace.ProxyTracerProvider):
-            self._tracer = None
+            self._tracer, self._sdk, self._provider = None, False, provider
             return
-        self._tracer = provider.get_tracer(SCOPE, self._version)
+        tracer = provider.get_tracer(SCOPE, self._version)
         from opentelemetry.sdk import trace as sdk  # noqa: PLC0415 - 40 ms, and only with a provider
 
-        self._sdk = isinstance(self._tracer, sdk.Tracer)
+        self._tracer, self._sdk = tracer, isinstance(tracer, sdk.Tracer)
+        self._provider = provider  # last: another thread that sees it must find the rest
         for listener in self.on_provider:
             listener()
 
     def _admit_alone(self, context: Context, parent: Any, trace_id: int, parent_id: int | None) -> Admission:
         """Admit with no provider at all: ids of our own, nothing exported."""
-        admission = Admission(None, context, parent, trace_id or _random_id(128), parent_id)
+        trace_id = trace_id or _random_id(128)
+        admission = Admission(None, context, context.get(_OURS), parent, trace_id=trace_id, parent_id=parent_id)
         admission.span_id = _random_id(64)
         admission.flags = _SAMPLED
         return admission
@@ -156,7 +158,8 @@ class Gate:
         known = span.get_span_context()
         if not span.is_recording():
             return None if parent is span or not known.is_valid else trace.set_span_in_context(span, context)
-        admission = Admission(tracer, context, parent, known.trace_id, parent_id)
+        trace_id = known.trace_id
+        admission = Admission(tracer, context, context.get(_OURS), parent, trace_id=trace_id, parent_id=parent_id)
         admission.span_id = known.span_id
         admission.flags = int(known.trace_flags)
         admission.trace_state = known.trace_state

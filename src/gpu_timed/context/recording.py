@@ -22,6 +22,7 @@ from gpu_timed.values import AttributeValue, clean, clean_all
 
 Write = tuple[str, tuple[Any, ...], dict[str, Any]]
 
+_LONGEST_TRACE = 65_536
 MOST_WRITES = 10_000
 """Writes kept for one span; the SDK's own limits (128 attributes, 128 events) are far below."""
 
@@ -30,6 +31,7 @@ class Admission:
     """What was decided at entry and is kept: identity, parent, sampling, and where the span will go."""
 
     __slots__ = (
+        "ancestor",
         "caller",
         "context",
         "flags",
@@ -43,9 +45,13 @@ class Admission:
         "tracer",
     )
 
-    def __init__(self, tracer: Any, context: Context, parent: Any, trace_id: int, parent_id: int | None) -> None:
+    def __init__(
+        self, tracer: Any, context: Context, ancestor: Any, parent: Any, *, trace_id: int, parent_id: int | None
+    ) -> None:
         self.tracer = tracer
         self.context = context
+        #: The nearest span of gpu_timed's own around this one, the user's own spans in between or not.
+        self.ancestor = ancestor
         self.parent = parent
         self.trace_id = trace_id
         self.parent_id = parent_id
@@ -63,14 +69,9 @@ class RecordingSpan(trace.Span):
     admission: Admission
     name: str
     start_attributes: Mapping[str, AttributeValue]
-
-    def __init__(self, admission: Admission, name: str, start_attributes: Mapping[str, AttributeValue]) -> None:
-        self.admission = admission
-        self.name = name
-        self.start_attributes = start_attributes
-        self.writes: list[Write] | None = None
-        self._open = True
-        self._span_context: trace.SpanContext | None = None
+    writes: list[Write] | None = None
+    _open: bool = True
+    _span_context: trace.SpanContext | None = None
 
     # -- identity -------------------------------------------------------------------------------------
 
@@ -116,7 +117,7 @@ class RecordingSpan(trace.Span):
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Keep several attributes."""
-        self._write("set_attributes", (clean_all(attributes),))
+        self._write("set_attributes", ({key: clean(value) for key, value in attributes.items()},))
 
     def add_event(self, name: str, attributes: Any = None, timestamp: int | None = None) -> None:
         """Keep an event, with the time of this call unless another is given."""
@@ -150,8 +151,9 @@ class RecordingSpan(trace.Span):
             "exception.message": message_of(exception),
             "exception.stacktrace": _stacktrace(exception),
             "exception.escaped": str(escaped),
+            **clean_all(attributes or {}),
         }
-        self.add_event("exception", {**held, **(attributes or {})}, timestamp)
+        self._write("add_event", ("exception", held), timestamp=timestamp if timestamp is not None else time.time_ns())
 
     def end(self, end_time: int | None = None) -> None:  # noqa: ARG002 - OpenTelemetry's signature
         """Take no more writes. When the span really ends is what is being measured, so it is not settable."""
@@ -172,10 +174,10 @@ class RecordingSpan(trace.Span):
 
 
 class SilentSpan(trace.NonRecordingSpan):
-    """A span that takes every write and keeps none."""
+    """A span that takes every write and keeps none, with the ids of the span that is current instead of it."""
 
     def __init__(self) -> None:
-        super().__init__(trace.INVALID_SPAN_CONTEXT)
+        super().__init__(trace.get_current_span().get_span_context())
 
 
 def message_of(error: BaseException) -> str:
@@ -188,6 +190,6 @@ def message_of(error: BaseException) -> str:
 
 def _stacktrace(error: BaseException) -> str:
     try:
-        return "".join(traceback.format_exception(error))
+        return "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]  # the end says what was raised
     except Exception as failure:  # noqa: BLE001 - a broken __str__ or __repr__ of the user's class
         return f"<no stack trace: {type(failure).__name__}>"

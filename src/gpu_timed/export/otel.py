@@ -80,8 +80,10 @@ class OtelSink:
             self._make_device(span, record, tracer, span.host_span, attributes.of_host_span(record))
             return
         host = self._make_host(span, record, tracer)
-        self._make_device(span, record, tracer, host, attributes.of_device_span(record))
-        self._end_host(host, record)
+        try:
+            self._make_device(span, record, tracer, host, attributes.of_device_span(record))
+        finally:  # a processor that fails on the one must not cost the other
+            self._end_host(host, record)
 
     def _copy(self, span: Any) -> Any:
         """Return the tracer to make this span with: a copy that repeats the decision, or a foreign one as it is."""

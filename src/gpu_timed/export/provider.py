@@ -11,14 +11,49 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from gpu_timed.errors import ConfigurationError, missing_extra, unknown_value
 from gpu_timed.ledger import Ledger
 
 EXPORTERS: Final = frozenset({"otlp", "jsonl", "console", "none"})
+
+
+class CountingProcessor(SpanProcessor):
+    """A batch processor that counts what it was given: the SDK's own drops the oldest of a full queue silently."""
+
+    def __init__(self, exporter: SpanExporter, ledger: Ledger) -> None:
+        self._inner = BatchSpanProcessor(CountingExporter(exporter, ledger))
+        self._ledger = ledger
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Nothing: batching begins at the end."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queue *span*."""
+        context = span.context
+        if context is not None and context.trace_flags.sampled:
+            self._ledger.count("batched")
+        self._inner.on_end(span)
+
+    def shutdown(self) -> None:
+        """Export what is queued, and end."""
+        self._inner.shutdown()  # type: ignore[no-untyped-call] # opentelemetry-sdk 1.45
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Export what is queued, then count what was queued before and came out neither exported nor refused."""
+        before = self._ledger.snapshot()
+        flushed = bool(self._inner.force_flush(timeout_millis))
+        if flushed:
+            after = self._ledger.snapshot()
+            out = sum(after.get(kind, 0) for kind in ("exported", "export_failed", "dropped_in_batch"))
+            lost = before.get("batched", 0) - out
+            if lost > 0:
+                self._ledger.count("dropped_in_batch", lost)
+        return flushed
 
 
 class CountingExporter(SpanExporter):
@@ -61,7 +96,7 @@ def install(
         ConfigurationError: The exporter is unknown, lacks its argument, or a provider is set already.
         MissingExtraError: The exporter's package is not installed.
     """
-    if exporter not in EXPORTERS:
+    if not isinstance(exporter, str) or exporter not in EXPORTERS:
         raise unknown_value("exporter", exporter, EXPORTERS)
     if path is not None and exporter != "jsonl":
         raise ConfigurationError(f"path= belongs to exporter='jsonl', not to {exporter!r}.")
@@ -73,13 +108,14 @@ def install(
             "out to send spans through it, or call configure() before the provider is set."
         )
     inner = _exporter(exporter, path, endpoint)
-    provider = TracerProvider(resource=_resource(service_name))
+    # Not the SDK's own exit handler: with a dead collector it would wait for every retry.
+    provider = TracerProvider(resource=_resource(service_name), shutdown_on_exit=False)
     if inner is not None:
-        provider.add_span_processor(BatchSpanProcessor(CountingExporter(inner, ledger)))
+        provider.add_span_processor(CountingProcessor(inner, ledger))
     trace.set_tracer_provider(provider)
 
 
-def force_flush(timeout_s: float) -> bool | None:
+def force_flush(timeout_s: float, ledger: Ledger) -> bool | None:
     """Flush the application's provider, within *timeout_s* whatever the provider does.
 
     The SDK's own ``force_flush`` may ignore its timeout for half a minute (opentelemetry-python#4568), so
@@ -89,24 +125,32 @@ def force_flush(timeout_s: float) -> bool | None:
         What the provider answered, False when time ran out, None when there is nothing to flush.
     """
     flush = getattr(trace.get_tracer_provider(), "force_flush", None)
-    return None if flush is None else _within(lambda: bool(flush(max(1, int(timeout_s * 1000)))), timeout_s)
+    if flush is None:
+        return None
+    return _within(lambda: bool(flush(max(1, int(timeout_s * 1000)))), timeout_s, ledger)
 
 
-def shut_down(timeout_s: float) -> bool | None:
+def shut_down(timeout_s: float, ledger: Ledger) -> bool | None:
     """Shut the application's provider down, within *timeout_s*. Returns as :func:`force_flush` does."""
     shutdown = getattr(trace.get_tracer_provider(), "shutdown", None)
-    return None if shutdown is None else _within(lambda: shutdown() is None, timeout_s)
+    return None if shutdown is None else _within(lambda: shutdown() is None, timeout_s, ledger)
 
 
-def _within(work: Callable[[], bool], timeout_s: float) -> bool:
+def _within(work: Callable[[], bool], timeout_s: float, ledger: Ledger) -> bool:
     answer: list[bool] = []
 
     def run() -> None:
-        answer.append(work())
+        try:
+            answer.append(work())
+        except Exception as error:  # noqa: BLE001 - a provider or processor of the application's
+            ledger.fault("provider_raised", error)
 
     thread = threading.Thread(target=run, name="gpu_timed-flush", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
+    try:
+        thread.start()
+        thread.join(timeout_s)
+    except RuntimeError:  # the interpreter is ending and starts no more threads
+        run()
     return bool(answer and answer[0])
 
 
@@ -136,8 +180,12 @@ def _exporter(name: str, path: str | os.PathLike[str] | None, endpoint: str | No
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
     except ImportError:
         raise missing_extra("exporter='otlp'", "opentelemetry-exporter-otlp-proto-http", "otlp") from None
-    if endpoint is not None and urlsplit(endpoint).path in ("", "/"):
-        endpoint = endpoint.rstrip("/") + "/v1/traces"
+    if endpoint is not None:
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ConfigurationError(f"endpoint={endpoint!r} needs a scheme and a host: http://localhost:4318")
+        if parts.path in ("", "/"):
+            endpoint = endpoint.rstrip("/") + "/v1/traces"
     return OTLPSpanExporter(endpoint=endpoint)
 
 
