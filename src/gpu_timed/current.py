@@ -21,6 +21,7 @@ from gpu_timed import _version
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.clocks.torch_locator import TorchLocator
 from gpu_timed.context.gate import Gate
+from gpu_timed.export import handover
 from gpu_timed.export.otel import OtelSink
 from gpu_timed.ledger import Ledger
 from gpu_timed.ports import Locator, Sink
@@ -147,11 +148,9 @@ def flush(timeout_s: float = 10.0) -> FlushResult:
     Returns:
         What became of them. It is true only if nothing was left, lost or refused.
     """
-    from gpu_timed.export import provider  # noqa: PLC0415 - brings the SDK, which decorating must not
-
     deadline = time.monotonic() + timeout_s
     pending = 0 if _state.tracer is None else _state.tracer.resolver.flush(timeout_s)
-    answered = provider.force_flush(max(0.05, deadline - time.monotonic()), _state.ledger)
+    answered = handover.force_flush(max(0.05, deadline - time.monotonic()), _state.ledger)
     return _result(pending=pending, answered=answered)
 
 
@@ -164,16 +163,14 @@ def shutdown(timeout_s: float = 10.0) -> FlushResult:
     Returns:
         What became of the spans, as :func:`flush` does.
     """
-    from gpu_timed.export import provider  # noqa: PLC0415 - brings the SDK, which decorating must not
-
     deadline = time.monotonic() + timeout_s
     with _state.lock:
         ending, _state.tracer = _state.tracer, None
     atexit.unregister(_at_exit)
     pending = 0 if ending is None else ending.resolver.stop(timeout_s)
-    answered = provider.force_flush(max(0.05, deadline - time.monotonic()), _state.ledger)
+    answered = handover.force_flush(max(0.05, deadline - time.monotonic()), _state.ledger)
     if _state.installed:
-        answered = provider.shut_down(max(0.05, deadline - time.monotonic()), _state.ledger) and answered
+        answered = handover.shut_down(max(0.05, deadline - time.monotonic()), _state.ledger) and answered
     found = _result(pending=pending, answered=answered)
     _state.ended = _state.installed
     return found
@@ -266,9 +263,7 @@ def _at_exit() -> None:
     deadline = time.monotonic() + limit
 
     def last() -> None:
-        from gpu_timed.export import provider  # noqa: PLC0415 - loaded long ago, if there is anything to do
-
-        provider.shut_down(max(0.05, deadline - time.monotonic()), _state.ledger)
+        handover.shut_down(max(0.05, deadline - time.monotonic()), _state.ledger)
 
     if ending is not None and ending.resolver.running:
         # On the resolver's own thread, which can be left behind: no new one can be started any more.

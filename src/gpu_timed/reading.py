@@ -12,7 +12,6 @@ placed a few microseconds after the function returned, and an idle device takes 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -21,7 +20,7 @@ from gpu_timed.errors import DeviceFault
 from gpu_timed.ports import DeviceInfo, Verdict
 from gpu_timed.record import NOT_SAMPLED, NOT_SET, Answer, Bound, Measured, Missing, Record, Status
 from gpu_timed.site import Site
-from gpu_timed.span import Segment, Span
+from gpu_timed.span import FAULT, Segment, Span
 
 DEVICE_ERROR_HINT: Final = "may come from earlier work"
 _PROVEN: Final = 0.9
@@ -50,7 +49,6 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
         seen_ns: The host's monotonic time at which its last mark was known to be reached.
         verdict: What the warmth probes saw.
     """
-    first = span.segments[0]
     missing = span.missing()
     if missing is not None and missing.reason == "device_error" and not span.device_error:
         span.device_error = missing.detail or "device error"
@@ -58,12 +56,12 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
         missing = Missing("device_error", span.device_error)
     found = _nothing(missing) if missing is not None else _read_marks(span, seen_ns)
     to_unix = span.host.to_unix
-    ended_ns = span.returned_ns + span.sync_ns
+    ended_ns = max(span.returned_ns, span.started_ns) + span.sync_ns
     if isinstance(found.end_ns, int) and span.late == "host":
         ended_ns = max(ended_ns, found.end_ns)
-    place = first.place
+    place = span.segments[0].place if span.segments else None
     info = None if place is None else _describe(place)
-    unknown = first.start if isinstance(first.start, Missing) else Missing("no_device")
+    unknown = missing if missing is not None else Missing("no_device")
     error = span.error
     if span.device_error and not error:
         error = f"{span.device_error} ({DEVICE_ERROR_HINT})"
@@ -83,7 +81,7 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
         stream=unknown if place is None else place.stream,
         start_ns=to_unix(span.started_ns),
         end_ns=to_unix(ended_ns),
-        launch_ns=sum(segment.returned_ns - segment.entered_ns for segment in span.segments),
+        launch_ns=_launch(span),
         queue_ns=found.queue_ns,
         device_ns=found.device_ns,
         device_min_ns=found.min_ns,
@@ -101,16 +99,16 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
         mode_requested=span.site.mode or NOT_SET,
         bound=_bound(found),
         sync=span.sync,
-        resumptions=len(span.segments),
+        resumptions=len(span.segments) + span.unmarked,
         status=_status(span, error),
         error=error,
         quality=span.quality,
     )
 
 
-def not_sampled(site: Site, start_ns: int, attributes: Mapping[str, Any]) -> Record:
-    """Build the record of a call that the sampler, ``every=`` or a switch left out."""
-    no = NOT_SAMPLED
+def blank(site: Site, unix_ns: int, reason: Missing = NOT_SAMPLED) -> Record:
+    """Build the record of a call of *site* of which nothing is known, for one *reason*."""
+    no = reason
     return Record(
         name=site.name,
         trace_id=0,
@@ -118,14 +116,14 @@ def not_sampled(site: Site, start_ns: int, attributes: Mapping[str, Any]) -> Rec
         parent_id=None,
         process_id=os.getpid(),
         thread_id=0,
-        attributes=MappingProxyType(dict(attributes)),
+        attributes=MappingProxyType(dict(site.attributes)),
         clock="host",
         device=no,
         device_uuid=no,
         device_name=no,
         stream=no,
-        start_ns=start_ns,
-        end_ns=start_ns,
+        start_ns=unix_ns,
+        end_ns=unix_ns,
         launch_ns=no,
         queue_ns=no,
         device_ns=no,
@@ -195,6 +193,12 @@ def _read_segment(span: Span, segment: Segment, seen_ns: int) -> _Device:
         uncertainty_ns=uncertainty,
         gaps=gaps,
     )
+
+
+def _launch(span: Span) -> Measured:
+    if span.spoiled:
+        return FAULT
+    return span.unmarked_ns + sum(segment.returned_ns - segment.entered_ns for segment in span.segments)
 
 
 def _status(span: Span, error: str) -> Status:

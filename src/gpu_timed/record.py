@@ -33,6 +33,7 @@ class Missing:
     ``lost``                 the marks were gone before they could be read (fork, shutdown, reset)
     ``pending``              the device had not finished when the process stopped waiting
     ``anchor_fault``         the device's position on the host's time axis contradicts the order of events
+    ``internal_fault``       something failed inside gpu_timed during the span; ``flush().counts`` says what
     ``not_sampled``          the sampler decided against this span
     ``needs_kernel_records`` only a record of every kernel could tell
     ``not_set``              nobody asked for it

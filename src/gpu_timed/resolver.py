@@ -8,6 +8,7 @@ hands it to the sinks. Nothing here is ever waited for by a decorated call.
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import time
 from collections import deque
@@ -17,16 +18,18 @@ from typing import Final
 from gpu_timed import reading
 from gpu_timed.errors import DeviceFault, WaitTimeout
 from gpu_timed.ledger import Ledger
-from gpu_timed.ports import Clock, Sink, WarmthSource
+from gpu_timed.ports import Clock, Mark, Place, Sink, WarmthSource
 from gpu_timed.record import Missing, Record
 from gpu_timed.settings import Settings
-from gpu_timed.span import Span
+from gpu_timed.span import FAULT, Span
 
 _HURRIED_S: Final = 0.0002
 _GRACE_S: Final = 0.1
+_SHARE_FOR_DEVICE: Final = 0.6
+"""Of the time for ending: what may go into waiting for the device. The rest is for handing on."""
 _OVERFLOW: Final = Missing("overflow")
-_PENDING: Final = Missing("pending")
 _LOST: Final = Missing("lost")
+_PENDING: Final = Missing("pending")
 
 
 class _Barrier:
@@ -53,6 +56,7 @@ class Resolver:
         self._idle = True
         self._wake = threading.Event()
         self._lock = threading.Lock()
+        self._claiming = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._calmed: dict[int, Clock] = {}
@@ -83,7 +87,7 @@ class Resolver:
             return  # a forked child: the span is the parent's
         if self._stopping or len(self._arrivals) >= self.settings.max_queue:
             self._ledger.count("after_shutdown" if self._stopping else "dropped_queue_full")
-            self._abandon(span, _OVERFLOW)
+            self.abandon(span, _LOST if self._stopping else _OVERFLOW)
             return
         self._arrivals.append(span)
         if self._idle:
@@ -95,12 +99,9 @@ class Resolver:
             self._resolve(span)
             self._pass_on(span)
             return True
-        held = span.segments
-        try:
-            span.segments = [segment._replace(end=_PENDING) for segment in held]
-            provisional = self._read(span, span.host.now_ns())
-        finally:
-            span.segments = held
+        without = copy.copy(span)
+        without.segments = [segment._replace(end=_PENDING) for segment in span.segments]
+        provisional = self._read(without, span.host.now_ns())
         for sink in self._sinks:
             try:
                 sink.announce(span, provisional)
@@ -112,6 +113,10 @@ class Resolver:
         """Build the record of a span whose last mark was just waited for, on the calling thread."""
         self._resolve(span)
 
+    def abandon(self, span: Span, reason: Missing) -> None:
+        """Give *span* a record without a device time, so that its marks come back and nobody waits for it."""
+        self._resolve(span, reason)
+
     def wait(self, span: Span, timeout_s: float | None) -> Record:
         """Block until *span* has its record. See :meth:`gpu_timed.span.Span.wait`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -120,12 +125,8 @@ class Resolver:
                 raise WaitTimeout(
                     f"span {span.name!r} was begun before this process was forked: its record is the parent's."
                 )
-            if span.segments and not span.is_recording():
-                with contextlib.ExitStack() as stack:
-                    self._calm_for(span, stack)
-                    if self._ready(span):
-                        self._resolve(span)
-                        break
+            if not span.is_recording() and self.resolve_if_done(span):
+                break
             if deadline is not None and time.monotonic() >= deadline:
                 state = "is still open" if span.is_recording() else "has not been reached by the device"
                 raise WaitTimeout(f"no record of span {span.name!r} within {timeout_s} s: it {state}.")
@@ -133,17 +134,15 @@ class Resolver:
         assert span.record is not None  # noqa: S101 - the loop ended
         return span.record
 
-    def when_resolved(self, span: Span, callback: Callable[[], None]) -> None:
-        """Call *callback* (without arguments, on the resolver's thread) once *span* has its record."""
-        with self._lock:
-            if span.record is None:
-                if span.callbacks is None:
-                    span.callbacks = []
-                    self._hurried += 1
-                span.callbacks.append(callback)
-                self._rouse_locked()
-                return
-        callback()
+    def resolve_if_done(self, span: Span) -> bool:
+        """Build the record of *span* if the device has reached its marks; returns whether it is there. Never raises."""
+        if span.record is None:
+            with contextlib.ExitStack() as stack:
+                self._calm_for(span, stack)
+                if not self._ready(span):
+                    return False
+                self._resolve(span)
+        return span.record is not None
 
     def flush(self, timeout_s: float) -> int:
         """Pass on every span submitted so far.
@@ -180,7 +179,7 @@ class Resolver:
             How many spans were left.
         """
         deadline = time.monotonic() + timeout_s
-        left = self.flush(timeout_s)
+        left = self.flush(_SHARE_FOR_DEVICE * timeout_s)
         self._last = last
         self._stopping = True
         self._wake.set()
@@ -252,20 +251,24 @@ class Resolver:
                 item.before = [span for lane in self._lanes.values() for span in lane]
                 self._barriers.append(item)
             elif item.record is not None:
+                self._in_hand = 1
                 self._pass_on(item)
+                self._in_hand = 0
             else:
                 self._calm_for(item, stack, keep=True)
-                place = item.segments[-1].place
+                place = item.segments[-1].place if item.segments else None
                 self._lanes.setdefault(id(place), deque()).append(item)
                 self._waiting += 1
 
     def _look(self) -> None:
         for key, lane in list(self._lanes.items()):
             while lane and (lane[0].record is not None or self._ready(lane[0])):
-                span = lane.popleft()
+                self._resolve(lane[0])
+                if lane[0].record is None:
+                    break  # another thread is reading it
+                self._pass_on(lane[0])
+                lane.popleft()  # not before: a flush counts what is still in a lane
                 self._waiting -= 1
-                self._resolve(span)
-                self._pass_on(span)
             if not lane:
                 del self._lanes[key]
         for barrier in list(self._barriers):
@@ -280,7 +283,7 @@ class Resolver:
             for span in lane:
                 if span.record is None:
                     self._ledger.count("pending_at_exit")
-                    self._abandon(span, _PENDING)
+                    self.abandon(span, _PENDING)
                 self._pass_on(span)
         self._lanes.clear()
         for barrier in self._barriers:
@@ -296,45 +299,47 @@ class Resolver:
             return all(place.clock.is_done(mark) for place, mark in span.last_marks())
         except DeviceFault as fault:
             span.device_error = str(fault)
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not lose the span
+            self._ledger.fault("asking", error)
+            span.spoil()
         return True
 
-    def _abandon(self, span: Span, reason: Missing) -> None:
-        """Give *span* a record without a device time, so that nobody waits for one."""
-        self._resolve(span, reason)
-
     def _resolve(self, span: Span, reason: Missing | None = None) -> None:
-        """Build the record of *span*; with a *reason* the device is not asked, and its time is missing for it."""
-        with self._lock:
-            if span.record is not None:
+        """Build the record of *span*; with a *reason* the device is not asked, and its time is missing for it.
+
+        Never raises: whatever happens, the marks come back and the record is there. A span that another
+        thread is reading just now is left to it.
+        """
+        with self._claiming:
+            if span.claimed:
                 return
-            marks = span.marks()
-            if reason is not None:
-                span.segments = [segment._replace(end=reason) for segment in span.segments]
+            span.claimed = True
+        marks = span.marks()
+        if reason is not None:
+            span.segments = [segment._replace(end=reason) for segment in span.segments]
+        record = self._record(span)
+        if span.device_error:
+            self._ledger.count("device_error")  # its events are of no more use
+        else:
+            self._release(marks)
+        if "anchor_fault" in span.quality:
+            self._ledger.count("anchor_fault")
+        span.record = record
+
+    def _record(self, span: Span) -> Record:
+        for _ in ("as it is", "without the device"):
             try:
                 span.host.refresh()
                 seen_ns = span.host.now_ns()
                 if span.awaited:
                     span.sync_ns = seen_ns - span.returned_ns
-                span.record = self._read(span, seen_ns)
+                return self._read(span, seen_ns)
             except Exception as error:  # noqa: BLE001 - a fault of ours must not lose the span
                 self._ledger.fault("reading", error)
-                span.segments = [segment._replace(place=None, start=_LOST, end=_LOST) for segment in span.segments]
-                span.record = self._read(span, span.host.now_ns())
-            if span.device_error:
-                self._ledger.count("device_error")
-            else:
-                for place, mark in marks:
-                    place.clock.release(mark)
-            if "anchor_fault" in span.quality:
-                self._ledger.count("anchor_fault")
-            callbacks, span.callbacks = span.callbacks, None
-            if callbacks is not None:
-                self._hurried -= 1
-        for callback in callbacks or ():
-            try:
-                callback()
-            except Exception as error:  # noqa: BLE001 - most likely a loop that was closed meanwhile
-                self._ledger.fault("callback", error)
+                span.spoil()
+        span.emitted = True  # nothing in it could be shown
+        self._ledger.count("unreadable")
+        return reading.blank(span.site, time.time_ns(), FAULT)
 
     def _read(self, span: Span, seen_ns: int) -> Record:
         if self._warmth is None:
@@ -342,25 +347,35 @@ class Resolver:
         verdict = self._warmth.verdict(span.warmth_began, span.warmth_ended, span.thread_id, first_call=span.index == 0)
         return reading.read(span, seen_ns, verdict)
 
+    def _release(self, marks: list[tuple[Place, Mark]]) -> None:
+        for place, mark in marks:
+            try:
+                place.clock.release(mark)
+            except Exception as error:  # noqa: BLE001 - one mark less in the pool
+                self._ledger.fault("release", error)
+
     def _pass_on(self, span: Span) -> None:
         record = span.record
         assert record is not None  # noqa: S101 - resolved before
-        self._in_hand = 1
+        if span.emitted:
+            return
         for sink in self._sinks:
             try:
                 sink.emit(span, record)
             except Exception as error:  # noqa: BLE001 - a user's processor or a full disk
                 self._ledger.fault(f"sink_{type(sink).__name__}", error)
                 self._ledger.count("lost_in_sink")
-        self._in_hand = 0
         span.emitted = True
 
     def _calm_for(self, span: Span, stack: contextlib.ExitStack, *, keep: bool = False) -> None:
         """Make this thread's questions harmless to captures, for the clocks that *span* has marks of."""
         for place, _ in span.marks():
             clock = place.clock
+            if keep and id(clock) in self._calmed:
+                continue
+            try:
+                stack.enter_context(clock.unhindered())
+            except Exception as error:  # noqa: BLE001 - asked all the same
+                self._ledger.fault("unhindered", error)
             if keep:
-                if id(clock) in self._calmed:
-                    continue
                 self._calmed[id(clock)] = clock
-            stack.enter_context(clock.unhindered())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, TypeAlias, get_args, get_type_hints
 
 from gpu_timed.errors import ConfigurationError, unknown_value
+from gpu_timed.ledger import logger
 
 SyncPolicy: TypeAlias = Literal["boundary", "deferred", "device"]
 LatePolicy: TypeAlias = Literal["host", "device_only"]
@@ -77,6 +79,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     """
     hints = get_type_hints(Settings)
     values: dict[str, Any] = {}
+    known = [f"GPU_TIMED_{field.name.upper()}" for field in fields(Settings)]
     for field in fields(Settings):
         variable = f"GPU_TIMED_{field.name.upper()}"
         text = environment.get(variable)
@@ -87,6 +90,10 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
             Settings(**{field.name: values[field.name]})
         except ValueError as error:
             raise ConfigurationError(f"{variable}={text!r} cannot be used: {error}") from None
+    for variable in environment:
+        if variable.startswith("GPU_TIMED_") and variable not in known:
+            near = difflib.get_close_matches(variable, known, n=1)
+            logger.warning("unknown setting %s%s", variable, f"; did you mean {near[0]}?" if near else "")
     return Settings(**values)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from gpu_timed.clocks.host import HostClock
@@ -18,6 +18,7 @@ MOST_SEGMENTS: Final = 4096
 """Resumptions of one coroutine that are marked; beyond it the device time is Missing("overflow")."""
 OVERFLOW: Final = Missing("overflow")
 DEVICE_CHANGED: Final = Missing("device_changed")
+FAULT: Final = Missing("internal_fault")
 
 
 class Segment(NamedTuple):
@@ -64,16 +65,23 @@ class Span(RecordingSpan):
     warmth_began: Any = None
     warmth_ended: Any = None
     awaited: bool = False
+    #: Resumptions beyond MOST_SEGMENTS, and the host time they ran: counted, not marked.
+    unmarked: int = 0
+    unmarked_ns: int = 0
+    #: Something inside gpu_timed failed while the span was open: none of its times can be trusted.
+    spoiled: bool = False
     token: Any = None
     saved_context: Any = None
+    #: Some thread has begun to read the marks.
+    claimed: bool = False
     emitted: bool = False
     #: Which of the tracer's captures was the newest when the call returned.
     epoch: int = 0
     #: The real host span, where it was made before the device was done (``late="device_only"``).
     host_span: Any = None
-    callbacks: list[Callable[[], None]] | None = None
     _place: Place | None = None
     _start: Mark | Missing = OVERFLOW
+    _end: Mark | Missing = FAULT
     _called_ns: int = 0
     _entered_ns: int = 0
 
@@ -129,7 +137,7 @@ class Span(RecordingSpan):
         now_ns = self.host.now_ns
         place = self._locator.locate() if marked and len(self.segments) < MOST_SEGMENTS else OVERFLOW
         if isinstance(place, Place):
-            self._place = place
+            self._place, self._start, self._end = place, FAULT, FAULT  # until they are placed
             watchers = place.watchers
             if watchers:
                 self._note_strangers(watchers)
@@ -146,26 +154,46 @@ class Span(RecordingSpan):
             if not self.segments:
                 self.started_ns = called
 
-    def finish(self, returned_ns: int, result: Any = None) -> Mark | Missing:
+    def finish(self, returned_ns: int) -> None:
         """Place the end mark of the segment on the stream of its start mark, and close the segment."""
+        self.returned_ns = returned_ns
+        if self.spoiled:
+            return
         place, start = self._place, self._start
-        end: Mark | Missing
-        if place is None:
-            end = start
-        else:
+        end: Mark | Missing = start
+        marked_ns = returned_ns
+        if place is not None:
+            if not isinstance(start, Missing):
+                end = self._end = self._mark_end(place)
+                marked_ns = self.host.now_ns()
             if len(place.watchers) > 1:
                 self._note_strangers(place.watchers)
             self._unwatch(place)
-            end = start if isinstance(start, Missing) else self._mark_end(place, result)
             self._place = None
-        self.returned_ns = returned_ns
         if len(self.segments) < MOST_SEGMENTS:
-            marked = self.host.now_ns() if place is not None else returned_ns
-            self.segments.append(Segment(place, start, self._called_ns, self._entered_ns, end, returned_ns, marked))
+            self.segments.append(Segment(place, start, self._called_ns, self._entered_ns, end, returned_ns, marked_ns))
         else:
             self.note("segments_overflow")
-            self.segments[-1] = self.segments[-1]._replace(end=OVERFLOW, returned_ns=returned_ns)
-        return end
+            self.unmarked += 1
+            self.unmarked_ns += returned_ns - self._entered_ns
+
+    def spoil(self) -> None:
+        """After a fault inside gpu_timed: keep the marks for re-use, and tell no time."""
+        self.spoiled = True
+        place, start = self._place, self._start
+        self._place, self._start = None, FAULT
+        if place is not None:
+            self._unwatch(place)
+            now = self._called_ns
+            self.segments.append(Segment(place, start, now, now, self._end, now, now))
+
+    def look_at(self, result: Any) -> None:
+        """Note a result that lives on another device than the one that was marked."""
+        place = self.segments[-1].place if self.segments else None
+        if place is not None and result is not None:
+            lives_on = self._locator.device_of(result)
+            if lives_on is not None and lives_on != place.device:
+                self.note("result_on_other_device")
 
     def note(self, note: str) -> None:
         """Add a quality note, once."""
@@ -201,6 +229,10 @@ class Span(RecordingSpan):
 
     def missing(self) -> Missing | None:
         """Return why the device time cannot be known whatever the device does, or None if it can."""
+        if self.spoiled or not self.segments:
+            return FAULT
+        if self.unmarked:
+            return OVERFLOW
         device: int | None = None
         for segment in self.segments:
             for mark in (segment.start, segment.end):
@@ -215,7 +247,7 @@ class Span(RecordingSpan):
 
     # -- inside ---------------------------------------------------------------------------------------
 
-    def _mark_end(self, place: Place, result: Any) -> Mark | Missing:
+    def _mark_end(self, place: Place) -> Mark | Missing:
         now_at = self._locator.locate()
         if now_at is not place:
             if isinstance(now_at, Missing):
@@ -225,10 +257,6 @@ class Span(RecordingSpan):
                 return DEVICE_CHANGED
             elif place.clock.is_capturing(place):
                 return Missing("captured")
-        if result is not None:
-            lives_on = self._locator.device_of(result)
-            if lives_on is not None and lives_on != place.device:
-                self.note("result_on_other_device")
         return place.clock.mark(place)
 
     def _note_strangers(self, watchers: list[Any]) -> None:

@@ -102,7 +102,11 @@ def _decorate(target: Any, *, name: str | None, mode: str | None, sync: SyncPoli
         )
     qualified = getattr(target, "__qualname__", None) or type(target).__qualname__
     site = current.new_site(
-        name or qualified.replace(".<locals>", ""), sync=sync, mode=mode, code=code_attributes(target), **options
+        qualified.replace(".<locals>", "") if name is None else name,
+        sync=sync,
+        mode=mode,
+        code=code_attributes(target),
+        **options,
     )
     if held.disabled and mode is None:
         return target
@@ -146,10 +150,15 @@ def gpu_span(
         raise ConfigurationError(f"attributes must be a mapping, not {type(attributes).__name__}.")
     current.settings()
     block = sys._getframe(1).f_code  # noqa: SLF001 - which block of code this is
-    site = current.site(
-        (name, block, sync, late, every),
-        lambda: current.new_site(name, sync=sync, late=late, every=every, code=caller_attributes(3)),
-    )
+    options: dict[str, Any] = {"sync": sync, "late": late, "every": every}
+
+    def make() -> Site:
+        return current.new_site(name, code=caller_attributes(3), **options)
+
+    try:
+        site = current.site((name, block, *options.values()), make)
+    except TypeError:  # an option that is not even hashable: let the site say which
+        site = make()
     return _Block(site, attributes)
 
 

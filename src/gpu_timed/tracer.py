@@ -13,14 +13,16 @@ from gpu_timed.context.recording import Admission
 from gpu_timed.errors import DeviceFault
 from gpu_timed.ledger import Ledger
 from gpu_timed.ports import Locator, Mark, WarmthSource
-from gpu_timed.reading import not_sampled
+from gpu_timed.reading import blank
 from gpu_timed.record import Record
 from gpu_timed.resolver import Resolver
 from gpu_timed.settings import Settings, SyncPolicy
 from gpu_timed.site import Site
-from gpu_timed.span import Span, Unrecorded
+from gpu_timed.span import FAULT, Span, Unrecorded
 from gpu_timed.values import AttributeValue, clean_all
 
+_SHORTEST_PAUSE_S: Final = 0.0002
+_LONGEST_PAUSE_S: Final = 0.002
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
 
 Opened = Span | Unrecorded | None
@@ -72,7 +74,7 @@ class Tracer:
         index = next(site.calls)
         if self.settings.disabled or (site.every > 1 and index % site.every):
             return None
-        token = None
+        span = None
         try:
             attributes: Mapping[str, AttributeValue] = site.attributes
             if extra:
@@ -84,7 +86,9 @@ class Tracer:
                 return None
             if not isinstance(admission, Admission):
                 return Unrecorded(self, site, token=self.gate.attach_context(admission))
-            default: SyncPolicy = "deferred" if suspends else "boundary"
+            sync: SyncPolicy = site.sync or self.settings.sync or ("deferred" if suspends else "boundary")
+            if suspends and sync == "device":
+                sync = "boundary"  # the process's policy would block the event loop
             span = Span(
                 self,
                 site,
@@ -94,10 +98,10 @@ class Tracer:
                 host=self.host,
                 locator=self.locator,
                 waiter=self.resolver,
-                sync=site.sync or self.settings.sync or default,
-                late=site.late or self.settings.late,
+                sync=sync,
+                late=(site.late or self.settings.late) if self.settings.device_spans else "host",
             )
-            token = span.token = self.gate.attach(span)
+            span.token = self.gate.attach(span)
             if self.warmth is not None:
                 span.warmth_began = self.warmth.now()
             full = self.resolver.full
@@ -107,17 +111,17 @@ class Tracer:
             return span
         except Exception as error:  # noqa: BLE001 - rule 1: the user's call goes on
             self.ledger.fault("enter", error)
-            if token is not None:
-                self.gate.detach(token)
+            if span is not None:
+                self._forget(span)
             return None
         except BaseException:
-            if token is not None:
-                self.gate.detach(token)
+            if span is not None:
+                self._forget(span)
             raise
 
     def record_of_unsampled(self, site: Site) -> Record:
         """Return a record that says of a call of *site* that it was not recorded."""
-        return not_sampled(site, self.host.to_unix(self.host.now_ns()), site.attributes)
+        return blank(site, self.host.to_unix(self.host.now_ns()))
 
     # -- leaving --------------------------------------------------------------------------------------
 
@@ -129,37 +133,69 @@ class Tracer:
 
     def close(self, opened: Span | Unrecorded, error: BaseException | None = None, result: Any = None) -> bool:
         """End the last segment and give the caller its context back; returns whether a span is to be submitted."""
-        returned_ns = self.host.now_ns()
         try:
-            if isinstance(opened, Unrecorded):
-                self.gate.detach(opened.token)
-                return False
-            span = opened
-            try:
-                if error is not None:
-                    span.fail(error)
-                if span.sync == "device":
-                    self._wait_device(span)
-                span.finish(returned_ns, result)
-            finally:
-                self.gate.detach(span.token)
-                span.end()
-                span.epoch = self.epoch
-                if self.warmth is not None:
-                    span.warmth_ended = self.warmth.now()
-        except Exception as fault:  # noqa: BLE001 - rule 1
-            self.ledger.fault("leave", fault)
-            return isinstance(opened, Span) and bool(opened.segments) and not self.dead
-        return not self.dead
+            if isinstance(opened, Span):
+                self._end(opened, error, result)
+        finally:
+            self._leave_context(opened)
+        return isinstance(opened, Span) and not self.dead
 
     def wait_and_submit(self, span: Span) -> None:
-        """Wait at the boundary if that is the policy, then pass the span on."""
+        """Wait at the boundary if that is the policy, then pass the span on. Never raises."""
         try:
             if span.sync != "deferred":
                 self._wait_at_boundary(span)
+        except Exception as fault:  # noqa: BLE001 - rule 1
+            self.ledger.fault("wait", fault)
+            span.spoil()
+        self.submit(span)
+
+    def submit(self, span: Span) -> None:
+        """Pass *span* on without waiting for anything. Never raises."""
+        try:
             self._pass_on(span)
         except Exception as fault:  # noqa: BLE001 - rule 1
+            self.ledger.fault("submit", fault)
+            self.resolver.abandon(span, FAULT)
+
+    def _end(self, span: Span, error: BaseException | None, result: Any) -> None:
+        try:
+            returned_ns = self.host.now_ns()
+            if span.sync == "device":
+                self._wait_device(span)
+            span.finish(returned_ns)
+        except Exception as fault:  # noqa: BLE001 - rule 1
             self.ledger.fault("leave", fault)
+            span.spoil()
+        try:
+            span.look_at(result)
+            if error is not None:
+                span.fail(error)
+        except Exception as fault:  # noqa: BLE001 - rule 1
+            self.ledger.fault("leave", fault)
+        try:
+            span.end()
+            span.epoch = self.epoch
+            if self.warmth is not None:
+                span.warmth_ended = self.warmth.now()
+        except Exception as fault:  # noqa: BLE001 - rule 1
+            self.ledger.fault("leave", fault)
+
+    def _leave_context(self, opened: Span | Unrecorded) -> None:
+        """Give the caller its own context back. Never raises."""
+        token, opened.token = opened.token, None
+        if token is None:
+            return
+        try:
+            self.gate.detach(token)
+        except Exception as fault:  # noqa: BLE001 - rule 1
+            self.ledger.fault("detach", fault)
+
+    def _forget(self, span: Span) -> None:
+        """Undo a span whose entering failed half-way."""
+        self._leave_context(span)
+        span.spoil()
+        self.resolver.abandon(span, FAULT)
 
     def _pass_on(self, span: Span) -> None:
         if span.late == "device_only" and self.resolver.hand_over_now(span):
@@ -192,61 +228,61 @@ class Tracer:
 
     def suspend(self, opened: Span | Unrecorded) -> None:
         """End a segment at an ``await`` or ``yield``: mark, and put the caller's context back. Never raises."""
-        returned_ns = self.host.now_ns()
         try:
-            try:
-                if isinstance(opened, Span):
-                    opened.finish(returned_ns)
-            finally:
-                # What user code attached inside must still be there when it goes on.
-                opened.saved_context = self.gate.current()
-                self.gate.detach(opened.token)
+            if isinstance(opened, Span):
+                opened.finish(self.host.now_ns())
+            # What user code attached inside must still be there when it goes on.
+            opened.saved_context = self.gate.current()
         except Exception as fault:  # noqa: BLE001 - rule 1
-            self.ledger.fault("suspend", fault)
+            self._spoil("suspend", opened, fault)
+        finally:
+            self._leave_context(opened)
 
     def resume(self, opened: Span | Unrecorded) -> None:
         """Begin a segment after an ``await`` or ``yield``. Never raises."""
         try:
-            opened.token = self.gate.attach_context(opened.saved_context)
-            if isinstance(opened, Span):
+            if opened.saved_context is not None:
+                opened.token = self.gate.attach_context(opened.saved_context)
+            if isinstance(opened, Span) and not opened.spoiled:
                 opened.begin(marked=not self.resolver.full)
         except Exception as fault:  # noqa: BLE001 - rule 1
-            self.ledger.fault("resume", fault)
+            self._spoil("resume", opened, fault)
 
-    def submit(self, span: Span) -> None:
-        """Pass *span* on without waiting for anything. Never raises."""
-        try:
-            self._pass_on(span)
-        except Exception as fault:  # noqa: BLE001 - rule 1
-            self.ledger.fault("leave", fault)
+    def _spoil(self, where: str, opened: Span | Unrecorded, fault: Exception) -> None:
+        self.ledger.fault(where, fault)
+        if isinstance(opened, Span):
+            opened.spoil()
 
     async def settle(self, span: Span) -> None:
-        """Pass *span* on, and for ``boundary`` await its record without blocking the event loop."""
-        loop = None
-        if span.sync != "deferred":
-            try:
-                loop = asyncio.get_running_loop()
-                span.awaited = True
-            except RuntimeError:
-                self.ledger.count("boundary_without_asyncio")  # another event loop: resolved later, as deferred
-        self.submit(span)
-        if loop is None or self.dead:
-            return
-        resolved = loop.create_future()
+        """Pass *span* on; for ``boundary``, once its record is there, without blocking the event loop.
 
-        def settled() -> None:
-            if not resolved.done():
-                resolved.set_result(None)
-
-        def tell() -> None:
-            loop.call_soon_threadsafe(settled)
-
+        The loop looks now and then by itself, so that neither a slow span processor nor a missing thread
+        can make it wait.
+        """
         try:
-            self.resolver.when_resolved(span, tell)
+            if span.sync != "deferred" and self._has_asyncio():
+                span.awaited = True
+                pause = _SHORTEST_PAUSE_S
+                while not self._is_resolved(span):
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE_S)
+        finally:
+            self.submit(span)
+
+    def _is_resolved(self, span: Span) -> bool:
+        try:
+            return self.resolver.resolve_if_done(span)
         except Exception as fault:  # noqa: BLE001 - rule 1
             self.ledger.fault("settle", fault)
-            return
-        await resolved
+            return True
+
+    def _has_asyncio(self) -> bool:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self.ledger.count("boundary_without_asyncio")  # another event loop: resolved later, as deferred
+            return False
+        return True
 
     # -- inside ---------------------------------------------------------------------------------------
 

@@ -26,20 +26,30 @@ class Enter(Protocol):
 
 def wrap(function: Callable[..., Any], site: Site, enter: Enter) -> Callable[..., Any]:
     """Return a function of the same kind and signature as *function*, each call of which is a span."""
-    if inspect.isasyncgenfunction(function):
-        template = _async_generator(function, site, enter)
-    elif inspect.iscoroutinefunction(function):
-        template = _coroutine(function, site, enter)
-    elif inspect.isgeneratorfunction(function):
-        template = _generator(function, site, enter)
-    else:
-        template = _plain(function, site, enter)
-    return _own_code(template, function)
+    return _own_code(template_for(function)(function, site, enter), function)
 
 
-def suspends(function: Callable[..., Any]) -> bool:
-    """Return whether a call of *function* runs on an event loop."""
-    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+def template_for(target: Callable[..., Any]) -> Callable[..., types.FunctionType]:
+    """Return what makes the wrapper for *target*, by what a call of it gives."""
+    if _is(inspect.isasyncgenfunction, target):
+        return _async_generator
+    if _is(inspect.iscoroutinefunction, target):
+        return _coroutine
+    if _is(inspect.isgeneratorfunction, target):
+        code = getattr(target, "__code__", None)
+        old_style = code is not None and code.co_flags & inspect.CO_ITERABLE_COROUTINE
+        return _generator_coroutine if old_style else _generator
+    return _plain
+
+
+def suspends(target: Callable[..., Any]) -> bool:
+    """Return whether a call of *target* runs on an event loop."""
+    return template_for(target) in (_coroutine, _async_generator, _generator_coroutine)
+
+
+def _is(question: Callable[[Any], bool], target: Any) -> bool:
+    """Ask *question* of a function, method or partial, and of the ``__call__`` of any other object."""
+    return question(target) or (not isinstance(target, type) and question(getattr(target, "__call__", None)))  # noqa: B004
 
 
 def _own_code(template: types.FunctionType, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,6 +93,12 @@ def _generator(function: Callable[..., Any], site: Site, enter: Enter) -> types.
     return cast("types.FunctionType", call)
 
 
+def _generator_coroutine(function: Callable[..., Any], site: Site, enter: Enter) -> types.FunctionType:
+    """Wrap what ``types.coroutine`` made: a generator function whose result can be awaited."""
+    made = types.coroutine(_generator(function, site, enter))
+    return cast("types.FunctionType", made)
+
+
 def _coroutine(function: Callable[..., Any], site: Site, enter: Enter) -> types.FunctionType:
     async def call(*args: Any, **kwargs: Any) -> Any:
         inner = function(*args, **kwargs)
@@ -104,25 +120,27 @@ def _async_generator(function: Callable[..., Any], site: Site, enter: Enter) -> 
     async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inner = function(*args, **kwargs)
         opened = enter(site, args, kwargs, suspends=True)
-        step: Awaitable[Any] = inner.asend(None)
+        # A step is taken out of the list as it is awaited: a local name would keep what is thrown in alive.
+        steps: list[Awaitable[Any]] = [inner.asend(None)]
         try:
             while True:
-                item = await (step if opened is None else _Stepped(step.__await__(), opened))
+                item = await _one_step(steps.pop(), opened)
                 if opened is not None:
                     opened.owner.suspend(opened)
                 try:
                     sent = yield item
-                except BaseException as error:
-                    step = inner.aclose() if isinstance(error, GeneratorExit) else inner.athrow(error)
+                except GeneratorExit:
                     if opened is not None:
                         opened.owner.resume(opened)
-                    if isinstance(error, GeneratorExit):
-                        await (step if opened is None else _Stepped(step.__await__(), opened))
-                        raise
+                    await _one_step(inner.aclose(), opened)
+                    raise
+                except BaseException as error:  # noqa: BLE001 - whatever the consumer throws goes inside
+                    steps.append(inner.athrow(error))
                 else:
-                    step = inner.asend(sent)
-                    if opened is not None:
-                        opened.owner.resume(opened)
+                    steps.append(inner.asend(sent))
+                    del sent
+                if opened is not None:
+                    opened.owner.resume(opened)
         except StopAsyncIteration:
             if opened is not None:
                 await close(opened, None)
@@ -143,6 +161,10 @@ async def close(opened: Any, error: BaseException | None, result: Any = None) ->
         await owner.settle(opened)
     else:
         owner.submit(opened)
+
+
+def _one_step(step: Awaitable[Any], opened: Any) -> Awaitable[Any]:
+    return step if opened is None else _Stepped(step.__await__(), opened)
 
 
 class _Stepped:
@@ -166,19 +188,26 @@ def _steps(inner: Any, opened: Any) -> Generator[Any, Any, Any]:
     owner = opened.owner
     value: Any = None
     thrown: BaseException | None = None
-    while True:
-        try:
-            if thrown is None:
-                passed = inner.send(value)
-            else:
-                error, thrown = thrown, None
-                passed = inner.throw(error)
-                del error
-        except StopIteration as stop:
-            return stop.value
-        owner.suspend(opened)
-        try:
-            value = yield passed
-        except BaseException as caught:  # noqa: BLE001 - whatever is thrown in goes inside
-            thrown, value = caught, None
-        owner.resume(opened)
+    try:
+        while True:
+            try:
+                if thrown is None:
+                    passed = inner.send(value)
+                else:
+                    error, thrown = thrown, None
+                    try:
+                        passed = inner.throw(error)
+                    finally:
+                        del error
+            except StopIteration as stop:
+                return stop.value
+            owner.suspend(opened)
+            try:
+                value = yield passed
+            except BaseException as caught:  # noqa: BLE001 - whatever is thrown in goes inside
+                thrown, value = caught, None
+            owner.resume(opened)
+    finally:
+        # An exception that leaves here holds this frame by its traceback: what holds the exception must
+        # not stay in the frame, or the user's tensors would live until the next garbage collection.
+        del inner

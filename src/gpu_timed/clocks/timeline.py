@@ -93,8 +93,11 @@ class Timeline:
             low = max(low, known_low)
             high = max(low, min(high, known_high))
         assert self._base is not None  # noqa: S101 - _distance set it
-        host_ns = device_ns + self._base + math.floor((low + high) / 2)
-        return host_ns, math.ceil((high - low) / 2) + 1, not agreed
+        middle = (low + high) / 2
+        # Of what is possible, prefer what does not end after it was seen to have ended.
+        chosen = max(low, min(middle, self._distance(device_ns, seen_ns - elapsed_ns)))
+        half = (high - low) / 2 + abs(chosen - middle)
+        return device_ns + self._base + math.floor(chosen), math.ceil(half) + 1, not agreed
 
     def settle(self) -> None:
         """Learn the rate of drift from how the interval moved. Call after a fresh pair of tight bounds."""

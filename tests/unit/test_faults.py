@@ -1,0 +1,547 @@
+"""Faults inside gpu_timed: whatever breaks, at whatever moment, the user's call never feels it.
+
+Each part of the engine is made to raise, once or for good, around functions, coroutines and generators. Then:
+the call returned its own value or raised its own exception; the context is what it was; the fault can be
+seen in the counts; no wrong time was told; every mark came back; and the next healthy call is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ParentBased, Sampler
+
+from gpu_timed import current, flush, gpu_span, gpu_timed
+from gpu_timed.ports import Verdict
+from gpu_timed.record import NOT_SET, Missing, Record
+from gpu_timed.resolver import Resolver
+from gpu_timed.testing import FakeDevice, use_device
+
+MS = 1_000_000
+ALWAYS = 0
+PATIENCE_S = 0.4
+ORDINARY = {"handed_over", "boundary_without_asyncio"}
+"""Counts that are no fault."""
+
+
+class Sink:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def announce(self, span: Any, record: Record) -> None:
+        pass
+
+    def emit(self, span: Any, record: Record) -> None:
+        self.records.append(record)
+
+
+class Warmth:
+    """A source that sees nothing."""
+
+    def now(self) -> int:
+        return 0
+
+    def verdict(self, began: Any, ended: Any, thread_id: int, *, first_call: bool) -> Verdict:
+        return Verdict("unknown", NOT_SET, ())
+
+
+class World:
+    """A tracer on a fake device, everything of it within reach."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = self.clock = self.locator = device
+        self.tracer = current.tracer()
+        self.tracer.warmth = self.tracer.resolver._warmth = self.warmth = Warmth()
+        self.gate = self.tracer.gate
+        self.host = device.host
+        self.resolver = self.tracer.resolver
+        self.sink = Sink()
+        self.ledger = current.ledger()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    otel_context.attach(Context())  # what a failing test left behind is no parent of this one's calls
+    with use_device(FakeDevice()) as device:
+        made = World(device)
+        with current.sink(made.sink):
+            yield made
+
+
+class Sabotage:
+    """Makes one method raise at its *nth* call, or at every one (ALWAYS)."""
+
+    def __init__(self, nth: int, *, afterwards: bool = False) -> None:
+        self.nth = nth
+        self.calls = itertools.count(1)
+        self.fired = 0
+        self.afterwards = afterwards
+
+    def of(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            number = next(self.calls)
+            if self.nth not in (ALWAYS, number):
+                return original(*arguments, **named)
+            self.fired += 1
+            if self.afterwards:
+                original(*arguments, **named)
+            raise RuntimeError("injected")
+
+        return call
+
+    def strike(self, world: World, target: str, patch: pytest.MonkeyPatch) -> None:
+        part, _, method = target.partition(".")
+        if target == "resolver.full":
+            patch.setattr(Resolver, "full", property(self.of(Resolver.full.fget)))
+        else:
+            owner = getattr(world, part)
+            patch.setattr(owner, method, self.of(getattr(owner, method)))
+
+
+TARGETS: dict[str, tuple[int, ...]] = {
+    "locator.locate": (1, 2, 3, ALWAYS),
+    "locator.device_of": (1, ALWAYS),
+    "clock.mark": (1, 2, 3, 4, ALWAYS),
+    "clock.wait": (1, ALWAYS),
+    "clock.is_done": (1, 2, 3, ALWAYS),
+    "clock.elapsed_ns": (1, 2, ALWAYS),
+    "clock.position": (1, 2, ALWAYS),
+    "clock.release": (1, 2, ALWAYS),
+    "clock.describe": (1, ALWAYS),
+    "clock.unhindered": (1, 2, ALWAYS),
+    "gate.admit": (1, ALWAYS),
+    "gate.attach": (1, ALWAYS),
+    "gate.attach_context": (1, ALWAYS),
+    "gate.current": (1, ALWAYS),
+    "gate.detach": (1, 2, ALWAYS),
+    "host.now_ns": (1, 2, 3, 4, 5, 6, 7, 8, ALWAYS),
+    "host.refresh": (1, ALWAYS),
+    "host.to_unix": (1, 2, 3, ALWAYS),
+    "resolver.submit": (1, ALWAYS),
+    "resolver.full": (1, 2, ALWAYS),
+    "resolver.resolve_now": (1, ALWAYS),
+    "resolver.resolve_if_done": (1, ALWAYS),
+    "sink.emit": (1, ALWAYS),
+    "warmth.now": (1, 2, ALWAYS),
+    "warmth.verdict": (1, ALWAYS),
+}
+
+
+class Own(Exception):  # noqa: N818 - a name, not a kind
+    """The user's own exception."""
+
+
+VALUE, OWN = object(), Own("mine")
+TRUE_NS = {"function": 2 * MS, "coroutine": 4 * MS, "generator": 4 * MS}
+
+
+def step(world: World) -> None:
+    world.device.launch(MS)
+    world.device.host_clock.advance(2 * MS)
+
+
+def make(world: World, kind: str, sync: Any, *, raises: bool) -> Callable[[], Any]:
+    """A timed call of one kind; calling it returns VALUE or raises OWN."""
+
+    def end() -> object:
+        if raises:
+            raise OWN
+        return VALUE
+
+    @gpu_timed(sync=sync, name="call")
+    def function() -> object:
+        step(world)
+        return end()
+
+    @gpu_timed(sync=sync, name="call")
+    async def coroutine() -> object:
+        step(world)
+        await asyncio.sleep(0)
+        step(world)
+        return end()
+
+    @gpu_timed(sync=sync, name="call")
+    def generator() -> Iterator[int]:
+        step(world)
+        yield 1
+        step(world)
+        return end()
+
+    def run_generator() -> object:
+        running = generator()
+        assert next(running) == 1
+        try:
+            next(running)
+        except StopIteration as stop:
+            return stop.value
+        return None
+
+    def run_coroutine() -> object:
+        return asyncio.run(asyncio.wait_for(coroutine(), PATIENCE_S))
+
+    return {"function": function, "coroutine": run_coroutine, "generator": run_generator}[kind]
+
+
+def problems_of(world: World, kind: str, sync: Any, target: str, *, raises: bool, nth: int) -> Iterator[str]:
+    """Strike one call, and say everything that is not as it must be."""
+    call = make(world, kind, sync, raises=raises)
+    sabotage = Sabotage(nth, afterwards=target == "gate.detach")
+    before = otel_context.get_current()
+    counted = flush(PATIENCE_S).counts
+    with pytest.MonkeyPatch.context() as patch:
+        sabotage.strike(world, target, patch)
+        try:
+            outcome = call()
+        except BaseException as error:
+            outcome = error
+        if outcome is not (OWN if raises else VALUE):
+            yield f"the call gave {outcome!r}"
+        if otel_context.get_current() is not before:
+            yield "the context changed"
+            otel_context.attach(before)
+        world.device.run_dry()
+        flush(0.05 if nth == ALWAYS else PATIENCE_S)
+    found = flush(PATIENCE_S)
+    if found.pending:
+        yield f"{found.pending} spans never resolved"
+        return
+    new = {kind for kind, count in found.counts.items() if count > counted.get(kind, 0)} - ORDINARY
+    if sabotage.fired and not new:
+        yield "the fault was not counted"
+    if not sabotage.fired and new:
+        yield f"counted without a fault: {new}"
+    struck = list(world.sink.records)
+    if len(struck) > 1:
+        yield f"{len(struck)} records of one call"
+    if not struck and not sabotage.fired:
+        yield "no record, and no fault"
+    for record in struck:
+        if not isinstance(record.device_ns, Missing) and record.device_ns != TRUE_NS[kind]:
+            yield f"told {record.device_ns} ns instead of {TRUE_NS[kind]}"
+        if isinstance(record.launch_ns, int) and record.launch_ns != TRUE_NS[kind]:
+            yield f"told a launch of {record.launch_ns} ns instead of {TRUE_NS[kind]}"
+        if not isinstance(record.device_ns, Missing) and record.status != ("error" if raises else "ok"):
+            yield f"status {record.status}"
+    if world.device.marks_in_use and target != "clock.release":
+        yield f"{world.device.marks_in_use} marks were not given back"
+    world.device.marks_in_use = 0
+    for place in world.device._places.values():
+        if place.watchers:
+            yield "the span is watched for strangers for ever"
+    world.sink.records.clear()
+    make(world, kind, sync, raises=False)()
+    world.device.run_dry()
+    if flush(PATIENCE_S).pending:
+        yield "the next call never resolved"
+    healthy = [(record.device_ns, record.status, record.quality) for record in world.sink.records]
+    if healthy != [(TRUE_NS[kind], "ok", ())]:
+        yield f"the next call told {healthy}"
+    world.sink.records.clear()
+
+
+KINDS = ("function", "coroutine", "generator")
+
+
+def strikes() -> Iterator[Any]:
+    for target, nths in TARGETS.items():
+        for nth, kind in itertools.product(nths, KINDS):
+            yield pytest.param(target, nth, kind, id=f"{target}-{nth or 'always'}-{kind}")
+
+
+@pytest.mark.parametrize(("target", "nth", "kind"), list(strikes()))
+def test_a_fault_is_never_felt(world: World, kind: str, target: str, nth: int) -> None:
+    """One part raises at its nth call, under either policy and ending: what holds without a fault holds with it."""
+    for sync, raises in itertools.product(["boundary", "deferred"], [False, True]):
+        assert (sync, raises, list(problems_of(world, kind, sync, target, raises=raises, nth=nth))) == (
+            sync,
+            raises,
+            [],
+        )
+
+
+# -- faults of the process --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine", "generator"])
+@pytest.mark.parametrize("sync", ["boundary", "deferred"])
+def test_no_thread_can_be_started(world: World, kind: str, sync: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the system refuses a thread the call returns its value; once it grants one, everything is resolved."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "gpu_timed-resolver":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    call = make(world, kind, "deferred" if kind == "coroutine" else sync, raises=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert call() is VALUE
+        assert call() is VALUE
+    assert call() is VALUE
+    world.device.run_dry()
+    assert flush(1).pending == 0
+    assert [record.device_ns for record in world.sink.records][-1:] == [TRUE_NS[kind]]
+    assert world.device.marks_in_use == 0
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("kind", ["function", "coroutine", "generator"])
+@pytest.mark.parametrize("target", ["locator.locate", "host.now_ns", "gate.admit", "resolver.submit"])
+def test_logging_a_fault_can_fail_too(world: World, kind: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A logging filter of the application's that raises turns no fault of ours into the user's."""
+
+    def refuse(record: logging.LogRecord) -> bool:
+        raise LookupError("the filter is broken")
+
+    logger = logging.getLogger("gpu_timed")
+    logger.addFilter(refuse)
+    try:
+        with monkeypatch.context() as patch:
+            Sabotage(1).strike(world, target, patch)
+            for _ in range(2):
+                try:
+                    outcome = make(world, kind, "deferred", raises=False)()
+                except LookupError as felt:
+                    outcome = repr(felt)
+                assert outcome is VALUE
+            world.device.run_dry()
+            flush(0.2)
+    finally:
+        logger.removeFilter(refuse)
+
+
+def test_a_fault_is_logged_once_for_each_kind(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred faults of one kind are a hundred in the counts and one line in the log."""
+    with monkeypatch.context() as patch:
+        Sabotage(ALWAYS).strike(world, "locator.locate", patch)
+        for _ in range(100):
+            make(world, "function", "deferred", raises=False)()
+    assert len([entry for entry in caplog.records if entry.name == "gpu_timed"]) == 1
+    assert "injected" in caplog.text
+    assert sum(count for kind, count in flush(1).counts.items() if kind not in ORDINARY) >= 100
+
+
+# -- what the user and the application bring along ---------------------------------------------------------
+
+
+class Evil(Exception):  # noqa: N818 - a name, not a kind
+    """An exception whose text raises another of its kind."""
+
+    def __str__(self) -> str:
+        raise Evil
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(ValueError("no attributes"), id="plain"),
+        pytest.param(Evil(), id="unprintable"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["function", "coroutine", "generator"])
+def test_attributes_that_raise(world: World, kind: str, error: Exception) -> None:
+    """A function of attributes that raises costs its attributes, and is counted; the call is measured all the same."""
+
+    def attributes() -> Any:
+        raise error
+
+    made = gpu_timed(sync="deferred", attributes=attributes)
+
+    @made
+    def function() -> object:
+        step(world)
+        return VALUE
+
+    @made
+    async def coroutine() -> object:
+        step(world)
+        return VALUE
+
+    @made
+    def generator() -> Iterator[int]:
+        step(world)
+        yield 1
+
+    if kind == "function":
+        assert function() is VALUE
+    elif kind == "coroutine":
+        assert asyncio.run(coroutine()) is VALUE
+    else:
+        assert list(generator()) == [1]
+    found = flush(1)
+    assert found.counts["attributes_raised"] == 1
+    assert [record.device_ns for record in world.sink.records] == [2 * MS]
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine", "generator"])
+def test_an_interrupt_in_the_users_attributes_is_the_users(world: World, kind: str) -> None:
+    """A KeyboardInterrupt that lands in the function of attributes comes out; the context is as before."""
+    before = otel_context.get_current()
+
+    def attributes() -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gpu_timed(attributes=attributes)(lambda: None)()
+    assert otel_context.get_current() is before
+    assert make(world, kind, "deferred", raises=False)() is VALUE
+
+
+class Touchy:
+    """A result that raises whatever it is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise LookupError(name)
+
+
+@pytest.mark.parametrize("sync", ["boundary", "deferred"])
+def test_a_result_that_cannot_be_looked_at(world: World, sync: Any) -> None:
+    """Looking for the device of a result may fail: the result is returned, and the call is measured."""
+    result = Touchy()
+
+    @gpu_timed(sync=sync)
+    def function() -> object:
+        step(world)
+        return result
+
+    assert function() is result
+    assert flush(1).pending == 0
+    assert [record.device_ns for record in world.sink.records] == [2 * MS]
+    assert world.device.marks_in_use == 0
+
+
+class BrokenSampler(Sampler):
+    def should_sample(self, *arguments: Any, **named: Any) -> Any:
+        raise LookupError("no decision")
+
+    def get_description(self) -> str:
+        return "broken"
+
+
+class BrokenIds(RandomIdGenerator):
+    def generate_span_id(self) -> int:
+        raise LookupError("no ids")
+
+
+class BrokenProcessor(SpanProcessor):
+    def __init__(self, at: str) -> None:
+        setattr(self, at, self.fail)
+
+    def fail(self, *arguments: Any, **named: Any) -> None:
+        raise LookupError("the processor is broken")
+
+
+class BrokenProvider(trace.TracerProvider):
+    def get_tracer(self, *arguments: Any, **named: Any) -> Any:
+        raise LookupError("no tracer")
+
+
+def broken_provider(how: str) -> trace.TracerProvider:
+    if how == "provider":
+        return BrokenProvider()
+    if how == "sampler":
+        return TracerProvider(sampler=ParentBased(BrokenSampler()), shutdown_on_exit=False)
+    if how == "ids":
+        return TracerProvider(id_generator=BrokenIds(), shutdown_on_exit=False)
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BrokenProcessor(how))
+    return provider
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine", "generator"])
+@pytest.mark.parametrize("sync", ["boundary", "deferred"])
+@pytest.mark.parametrize("how", ["provider", "sampler", "ids", "on_start", "on_end"])
+def test_a_broken_provider_is_not_felt(world: World, how: str, kind: str, sync: Any) -> None:
+    """A sampler, id generator, processor or provider of the application's that raises is counted, and that is all."""
+    trace.set_tracer_provider(broken_provider(how))
+    before = otel_context.get_current()
+    for raises in (False, True):
+        for _ in range(2):
+            try:
+                outcome = make(world, kind, sync, raises=raises)()
+            except Own as error:
+                outcome = error
+            assert outcome is (OWN if raises else VALUE)
+            assert otel_context.get_current() is before
+    world.device.run_dry()
+    found = flush(1)
+    assert found.pending == 0
+    assert found.counts.keys() - ORDINARY
+    assert world.device.marks_in_use == 0
+    assert all(record.device_ns == TRUE_NS[kind] for record in world.sink.records)
+
+
+def test_one_sink_that_raises_takes_nothing_from_another(world: World) -> None:
+    """Every sink gets every record, whatever the others do, and OpenTelemetry's too."""
+
+    class Broken(Sink):
+        def emit(self, span: Any, record: Record) -> None:
+            raise OSError("the disk is full")
+
+    exported = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exported))
+    trace.set_tracer_provider(provider)
+    after = Sink()
+    with current.sink(Broken()), current.sink(after):
+        for _ in range(5):
+            make(world, "function", "deferred", raises=False)()
+        found = flush(1)
+    assert found.counts["sink_Broken"] == 5
+    assert len(world.sink.records) == len(after.records) == 5
+    assert len([span for span in exported.get_finished_spans() if span.name == "call"]) == 5
+
+
+# -- faults of one device ---------------------------------------------------------------------------------
+
+
+def test_a_stream_that_cannot_be_asked_holds_no_other_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While questions about one device raise something unforeseen, spans on another are resolved and flushed."""
+    original = world.device.is_done
+
+    def is_done(mark: Any) -> bool:
+        if mark.device == 1:
+            raise RuntimeError("unforeseen")
+        return original(mark)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.device, "is_done", is_done)
+        with world.device.use(device=1):
+            make(world, "function", "deferred", raises=False)()
+        for _ in range(3):
+            make(world, "function", "deferred", raises=False)()
+        flush(0.2)
+        told = [record.device_ns for record in world.sink.records if record.device == 0]
+        assert told == [2 * MS] * 3
+    assert flush(1).pending == 0
+    assert world.device.marks_in_use == 0
+
+
+def test_waiting_for_a_span_whose_questions_raise(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """span.wait raises WaitTimeout or returns a record that says what is missing, never the fault itself."""
+    with monkeypatch.context() as patch:
+        Sabotage(ALWAYS).strike(world, "clock.is_done", patch)
+        with gpu_span("late", sync="deferred") as span:
+            step(world)
+        with contextlib.suppress(TimeoutError):
+            record = span.wait(0.2)
+            assert isinstance(record.device_ns, Missing)
