@@ -17,13 +17,14 @@ from pathlib import Path
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.json.file import FileSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gpu_timed import Missing, WaitTimeout, configure, current, flush, gpu_span, gpu_timed, shutdown
 from gpu_timed.testing import capture
+
+FileSpanExporter = pytest.importorskip("opentelemetry.exporter.otlp.json.file").FileSpanExporter
 
 PROMPT_S = 4.0
 """What a call with a limit of well under a second may take at most on a busy machine."""
