@@ -284,7 +284,11 @@ class Resolver:
                 if span.record is None:
                     self._ledger.count("pending_at_exit")
                     self.abandon(span, _PENDING)
-                self._pass_on(span)
+                until = time.monotonic() + _GRACE_S
+                while span.record is None and time.monotonic() < until:
+                    time.sleep(_HURRIED_S)  # another thread is reading it
+                if span.record is not None:
+                    self._pass_on(span)
         self._lanes.clear()
         for barrier in self._barriers:
             barrier.passed.set()
@@ -317,7 +321,12 @@ class Resolver:
         marks = span.marks()
         if reason is not None:
             span.segments = [segment._replace(end=reason) for segment in span.segments]
-        record = self._record(span)
+        try:
+            record = self._record(span)
+        except BaseException:  # an interrupt of the user's, on the calling thread
+            span.spoil()
+            span.record = reading.blank(span.site, time.time_ns(), FAULT)
+            raise
         if span.device_error:
             self._ledger.count("device_error")  # its events are of no more use
         else:

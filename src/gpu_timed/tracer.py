@@ -127,9 +127,13 @@ class Tracer:
 
     def leave(self, opened: Span | Unrecorded, error: BaseException | None = None, result: Any = None) -> None:
         """Close what :meth:`enter` opened, as the call returned *result* or raised *error*. Never raises."""
-        if self.close(opened, error, result):
-            assert isinstance(opened, Span)  # noqa: S101 - close() says so of spans alone
-            self.wait_and_submit(opened)
+        try:
+            if isinstance(opened, Span):
+                self._end(opened, error, result)
+        finally:
+            self._leave_context(opened)
+            if isinstance(opened, Span) and not self.dead:
+                self.wait_and_submit(opened)
 
     def close(self, opened: Span | Unrecorded, error: BaseException | None = None, result: Any = None) -> bool:
         """End the last segment and give the caller its context back; returns whether a span is to be submitted."""
@@ -141,14 +145,15 @@ class Tracer:
         return isinstance(opened, Span) and not self.dead
 
     def wait_and_submit(self, span: Span) -> None:
-        """Wait at the boundary if that is the policy, then pass the span on. Never raises."""
+        """Wait at the boundary if that is the policy, then pass the span on. Raises nothing but an interrupt."""
         try:
             if span.sync != "deferred":
                 self._wait_at_boundary(span)
         except Exception as fault:  # noqa: BLE001 - rule 1
             self.ledger.fault("wait", fault)
             span.spoil()
-        self.submit(span)
+        finally:  # an interrupt of the user's, too, leaves the span behind
+            self.submit(span)
 
     def submit(self, span: Span) -> None:
         """Pass *span* on without waiting for anything. Never raises."""
@@ -161,12 +166,18 @@ class Tracer:
     def _end(self, span: Span, error: BaseException | None, result: Any) -> None:
         try:
             returned_ns = self.host.now_ns()
-            if span.sync == "device":
-                self._wait_device(span)
-            span.finish(returned_ns)
+            try:
+                if span.sync == "device":
+                    self._wait_device(span)
+            finally:
+                span.finish(returned_ns)
         except Exception as fault:  # noqa: BLE001 - rule 1
             self.ledger.fault("leave", fault)
             span.spoil()
+        finally:
+            self._note_outcome(span, error, result)
+
+    def _note_outcome(self, span: Span, error: BaseException | None, result: Any) -> None:
         try:
             span.look_at(result)
             if error is not None:

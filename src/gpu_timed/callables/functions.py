@@ -76,10 +76,10 @@ def _plain(function: Callable[..., Any], site: Site, enter: Enter) -> types.Func
     return cast("types.FunctionType", call)
 
 
-def _generator(function: Callable[..., Any], site: Site, enter: Enter) -> types.FunctionType:
+def _generator(function: Callable[..., Any], site: Site, enter: Enter, *, suspends: bool = False) -> types.FunctionType:
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         inner = function(*args, **kwargs)
-        opened = enter(site, args, kwargs)
+        opened = enter(site, args, kwargs, suspends=suspends)
         if opened is None:
             return (yield from inner)
         try:
@@ -95,7 +95,7 @@ def _generator(function: Callable[..., Any], site: Site, enter: Enter) -> types.
 
 def _generator_coroutine(function: Callable[..., Any], site: Site, enter: Enter) -> types.FunctionType:
     """Wrap what ``types.coroutine`` made: a generator function whose result can be awaited."""
-    made = types.coroutine(_generator(function, site, enter))
+    made = types.coroutine(_generator(function, site, enter, suspends=True))
     return cast("types.FunctionType", made)
 
 

@@ -76,6 +76,29 @@ class Decoder:
         """Read one token, and return the next."""
         return self._step(token)
 
+    def replayed(self, token: Any) -> Any:
+        """Return a call that decodes *token* by replaying a CUDA graph of one step, or None without a GPU.
+
+        A graph repeats what was captured, so every replay writes the same place of the cache: right for
+        timing, not for text.
+        """
+        torch = self._torch
+        if self._device != "cuda":
+            return None
+        begun = self._length
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # torch's own recipe: warm up on a side stream, then capture
+            for _ in range(3):
+                self._length = begun
+                self._step(token)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        self._length = begun
+        with torch.cuda.graph(graph):
+            self._step(token)
+        return graph.replay
+
     def _step(self, tokens: Any) -> Any:
         torch = self._torch
         functional = torch.nn.functional

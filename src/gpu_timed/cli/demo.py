@@ -53,9 +53,14 @@ def run(console: Console, *, out: Path, tokens: int, device: str) -> None:
                 for _ in range(tokens):
                     token = decode(token)
                     progress.advance(task, 0.5)
+        replay = model.replayed(token)
+        if replay is not None:
+            replay = gpu_timed(replay, name="replay", sync="deferred")
+            for _ in range(tokens):
+                replay()
     delivered = flush(30)
     console.print(_table(records))
-    console.print(_explanation(records))
+    console.print("\n" + _explanation(records))
     lines = len(out.read_text().splitlines()) if out.exists() else 0
     if not delivered or not lines:
         raise ConfigurationError(f"the spans did not all reach {out}: {dict(delivered.counts)}.")
@@ -69,14 +74,14 @@ def run(console: Console, *, out: Path, tokens: int, device: str) -> None:
 
 def _table(records: Sequence[Record]) -> Table:
     table = Table(
-        title="What each span says", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False
+        title="What each span says", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
     )
     table.add_column("span", no_wrap=True)
     table.add_column("calls", justify="right", no_wrap=True)
     for column in ("launch", "queue", "device", "sync"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("bound", no_wrap=True)
-    for name in ("generate", "prefill", "decode"):
+    for name in ("generate", "prefill", "decode", "replay"):
         mine = [record for record in records if record.name == name]
         for label, group in (("first", mine[:1]), (f"{len(mine) - 1} later", mine[1:])):
             if group:
@@ -124,9 +129,11 @@ def _explanation(records: Sequence[Record]) -> str:
         "[bold]queue[/]   how long the device took to reach it, behind earlier work\n"
         "[bold]device[/]  what the device took: at least to at most. They differ by the time in\n"
         "        which it may have waited for the host to launch\n"
-        "[bold]sync[/]    host time waiting at the end of the span; decode is deferred and never waits\n"
+        "[bold]sync[/]    host time waiting at the end of the span; decode is deferred: no wait\n"
         "[bold]first[/]   is kept apart from the medians below it: it loads and initialises"
     )
+    if any(record.name == "replay" for record in records):
+        text += "\n[bold]replay[/]  the same step launched as one CUDA graph, by hand"
     if any(isinstance(record.device_ns, Missing) for record in records):
         text += (
             "\n\nThere is no GPU that torch can use here, so the device's columns say why\n"
