@@ -325,6 +325,7 @@ class Resolver:
             record = self._record(span)
         except BaseException:  # an interrupt of the user's, on the calling thread
             span.spoil()
+            self._release(marks)
             span.record = reading.blank(span.site, time.time_ns(), FAULT)
             raise
         if span.device_error:

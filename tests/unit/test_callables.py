@@ -791,11 +791,6 @@ def test_a_generator_based_coroutine_can_still_be_awaited() -> None:
     finish(main())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="functions.py _generator_coroutine(): it enters without suspends=True, so that its default is boundary, which "
-    "blocks the event loop that awaits it",
-)
 def test_a_generator_based_coroutine_never_blocks_its_loop(device: FakeDevice) -> None:
     """What types.coroutine made awaitable is deferred unless asked otherwise, as a coroutine is."""
     blocked = []

@@ -392,6 +392,38 @@ def test_device_policy_does_not_break_a_capture_that_began_inside(device: FakeDe
     assert waited == []
 
 
+@pytest.mark.parametrize("sync", ["boundary", "deferred"])
+def test_a_capture_that_begins_inside_while_another_stream_becomes_current(device: FakeDevice, sync: Any) -> None:
+    """The span's own stream is what counts: it is captured at the end, though the current one is not."""
+    left = contextlib.ExitStack()
+    placed = counted(device, "mark")
+
+    def work() -> None:
+        left.enter_context(device.capture())
+        left.enter_context(device.use(stream=5))
+
+    with left:
+        record = measure(device, work, sync=sync)
+    assert isinstance(record.device_ns, Missing)
+    assert record.device_ns.reason == "captured"
+    assert len(placed) == 1
+
+
+@pytest.mark.parametrize("sync", ["boundary", "deferred"])
+def test_a_capture_of_another_stream_does_not_cost_the_time(device: FakeDevice, sync: Any) -> None:
+    """When a captured stream is current at the end, and the span's own is not captured, it is measured."""
+    left = contextlib.ExitStack()
+
+    def work() -> None:
+        device.launch(MS)
+        left.enter_context(device.use(stream=5))
+        left.enter_context(device.capture())
+
+    with left:
+        record = measure(device, work, sync=sync)
+    assert (record.device_ns, record.stream) == (MS, 0)
+
+
 def test_a_capture_inside_that_ends_inside(device: FakeDevice) -> None:
     """A call that captures and is done with it before it returns is timed as usual."""
 

@@ -125,6 +125,18 @@ def test_one_span_alone_is_as_narrow_as_its_own_bounds(
     assert 2 * half <= seen - elapsed - called + 2 * RATE_BOUND * elapsed + 3 * ROUNDING_NS
 
 
+@pytest.mark.parametrize("rate_ppb", [-49_900, -20_000, 0, 49_900])
+@pytest.mark.parametrize("late_ns", [0, 40_000])
+def test_a_long_span_alone_is_true_however_early_it_was_called(rate_ppb: int, late_ns: int) -> None:
+    """Three seconds of device time on a clock that is off: wherever the middle is chosen, the truth is within half."""
+    truth, elapsed = Truth(0, rate_ppb), 3 * S
+    for early in range(0, 500_000, 5_000):
+        called, seen = math.floor(truth.host(S)) - early, math.ceil(truth.host(S + elapsed)) + late_ns
+        host, half, fault = Timeline().span(S, elapsed, called, seen)
+        assert not fault
+        assert abs(host - truth.host(S)) <= half + ROUNDING_NS
+
+
 def test_nothing_known_is_not_bounded() -> None:
     """Bounded needs both sides: one fact alone leaves the other side open."""
     timeline = Timeline()
