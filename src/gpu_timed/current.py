@@ -23,8 +23,8 @@ from gpu_timed.clocks.torch_locator import TorchLocator
 from gpu_timed.context.gate import Gate
 from gpu_timed.export import handover
 from gpu_timed.export.otel import OtelSink
-from gpu_timed.ledger import Ledger
-from gpu_timed.ports import Locator, Sink
+from gpu_timed.ledger import Ledger, logger
+from gpu_timed.ports import Door, Locator, Sink
 from gpu_timed.resolver import Resolver
 from gpu_timed.settings import Settings, from_environment
 from gpu_timed.site import Site
@@ -68,6 +68,7 @@ class _State:
         self.tracer: Tracer | None = None
         self.sites: dict[Any, Site] = {}
         self.every_site: weakref.WeakSet[Site] = weakref.WeakSet()
+        self.traced: set[str] = set()
         self.fork_hook = False
         self.installed = False
         self.ended = False
@@ -115,6 +116,24 @@ def enter(
             _state.ledger.fault("start", error)
             return None
     return current.enter(site, arguments, named, suspends=suspends)
+
+
+def traced(name: str) -> None:
+    """Say once that *name* was met inside a compiled region, where nothing can be timed."""
+    if name not in _state.traced:
+        _state.traced.add(name)
+        _state.ledger.count("not_timed_in_compiled_region")
+        logger.warning(
+            "gpu_timed: %s is called inside a compiled region and not timed there. "
+            "Decorate what you compile instead: gpu_timed(torch.compile(f)).",
+            name,
+        )
+
+
+# The mark of ``torch.compiler.assume_constant_result``, set without importing torch: Dynamo then calls
+# this while it traces, instead of tracing it.
+traced._dynamo_marked_constant = True  # type: ignore[attr-defined] # noqa: SLF001
+door: Final = Door(enter, traced)
 
 
 def ledger() -> Ledger:
@@ -217,6 +236,7 @@ def reset() -> None:
         _state.settings = None
         _state.ledger = Ledger()
         _state.sites = {}
+        _state.traced = set()
         _state.told = {}
         _state.installed = _state.ended = False
     if ending is not None:

@@ -5,6 +5,7 @@ The engine knows these and no implementation: clocks, locators, probes and sinks
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -134,6 +135,15 @@ class WarmthSource(Protocol):
     def verdict(self, began: Any, ended: Any, thread_id: int, *, first_call: bool) -> Verdict:
         """Return what happened on behalf of *thread_id* between *began* and *ended*."""
         ...
+
+
+class Door(NamedTuple):
+    """What a wrapper calls: the way into the engine."""
+
+    enter: Callable[..., Any]
+    """:meth:`gpu_timed.tracer.Tracer.enter`: opens a span for one call, or returns None: nothing to close."""
+    traced: Callable[[str], None]
+    """Told the name of a site that Dynamo met inside a compiled region. Runs once, while tracing."""
 
 
 class Sink(Protocol):

@@ -111,10 +111,10 @@ def _decorate(target: Any, *, name: str | None, mode: str | None, sync: SyncPoli
     if held.disabled and mode is None:
         return target
     if inspect.isfunction(target):
-        return functions.wrap(target, site, current.enter)
+        return functions.wrap(target, site, current.door)
     from gpu_timed.callables import objects  # noqa: PLC0415 - wrapt is loaded only where it is needed
 
-    return objects.wrap(target, site, current.enter)
+    return objects.wrap(target, site, current.door)
 
 
 def gpu_span(

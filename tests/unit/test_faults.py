@@ -607,8 +607,8 @@ def test_an_interrupt_while_reading_stops_no_other_span(world: World, monkeypatc
 
 @pytest.mark.xfail(
     strict=True,
-    reason="resolver.py _resolve(): after an interrupt the span gets a blank record, which is exported with the moment of "
-    "the interrupt as its start, and its marks stay out; `span.claimed = False` would let the thread read it in peace",
+    reason="resolver.py _resolve(): after an interrupt the span gets a blank record, exported with the moment of the "
+    "interrupt as its start; `span.claimed = False` and nothing else would let the thread read it in peace",
 )
 def test_an_interrupted_reading_is_done_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in span.wait costs the span nothing: it is read later, its times are its own, and its marks come back."""

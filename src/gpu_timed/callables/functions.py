@@ -3,30 +3,36 @@
 Each becomes a closure of its own kind with its *own code object*. A shared code object would make
 Dynamo, which caches compiled code by code object, give up after eight decorated functions; and wrapt's
 proxy costs several times as much per call as a closure.
+
+Inside a compiled region a wrapper is looked through: Dynamo traces it, finds that it is being compiled,
+reports its name once, and goes on with the function itself. Private name used, versions seen 2.6 to 2.13:
+``_dynamo_marked_constant``, which is all that ``torch.compiler.assume_constant_result`` sets.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from typing import Any, Protocol, cast
+from typing import Any, Final, cast
 
+from gpu_timed.ports import Door
 from gpu_timed.site import Site
 
-
-class Enter(Protocol):
-    """Opens a span for one call, or returns None if there is nothing to close afterwards."""
-
-    def __call__(self, site: Site, arguments: Any = ..., named: Any = ..., *, suspends: bool = ...) -> Any:
-        """See :meth:`gpu_timed.tracer.Tracer.enter`."""
-        ...
+_DYNAMO: Final = ("_torchdynamo", "get_compiler_config")
 
 
-def wrap(function: Callable[..., Any], site: Site, enter: Enter) -> Callable[..., Any]:
+def wrap(function: Callable[..., Any], site: Site, door: Door) -> Callable[..., Any]:
     """Return a function of the same kind and signature as *function*, each call of which is a span."""
-    return _own_code(template_for(function)(function, site, enter), function)
+    return _own_code(template_for(function)(function, site, door), function)
+
+
+def compiling() -> bool:
+    """Return whether this very code is being traced by Dynamo, which takes the answer for a constant."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
 
 
 def template_for(target: Callable[..., Any]) -> Callable[..., types.FunctionType]:
@@ -57,11 +63,20 @@ def _own_code(template: types.FunctionType, function: Callable[..., Any]) -> Cal
     name = getattr(function, "__name__", template.__name__)
     code = template.__code__.replace(co_name=name, co_qualname=getattr(function, "__qualname__", name))
     own = types.FunctionType(code, template.__globals__, name, None, template.__closure__)
-    return functools.update_wrapper(own, function)
+    functools.update_wrapper(own, function, updated=())
+    # What Dynamo keeps on a compiled function says how to get around it (pytorch#172732): not for a wrapper.
+    held = {key: value for key, value in vars(function).items() if not key.startswith(_DYNAMO)}
+    own.__dict__.update(held, __wrapped__=function)
+    return own
 
 
-def _plain(function: Callable[..., Any], site: Site, enter: Enter) -> types.FunctionType:
+def _plain(function: Callable[..., Any], site: Site, door: Door) -> types.FunctionType:
+    name, enter, traced = site.name, door.enter, door.traced
+
     def call(*args: Any, **kwargs: Any) -> Any:
+        if compiling():
+            traced(name)
+            return function(*args, **kwargs)
         opened = enter(site, args, kwargs)
         if opened is None:
             return function(*args, **kwargs)
@@ -76,10 +91,10 @@ def _plain(function: Callable[..., Any], site: Site, enter: Enter) -> types.Func
     return cast("types.FunctionType", call)
 
 
-def _generator(function: Callable[..., Any], site: Site, enter: Enter, *, suspends: bool = False) -> types.FunctionType:
+def _generator(function: Callable[..., Any], site: Site, door: Door, *, suspends: bool = False) -> types.FunctionType:
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         inner = function(*args, **kwargs)
-        opened = enter(site, args, kwargs, suspends=suspends)
+        opened = door.enter(site, args, kwargs, suspends=suspends)
         if opened is None:
             return (yield from inner)
         try:
@@ -93,16 +108,16 @@ def _generator(function: Callable[..., Any], site: Site, enter: Enter, *, suspen
     return cast("types.FunctionType", call)
 
 
-def _generator_coroutine(function: Callable[..., Any], site: Site, enter: Enter) -> types.FunctionType:
+def _generator_coroutine(function: Callable[..., Any], site: Site, door: Door) -> types.FunctionType:
     """Wrap what ``types.coroutine`` made: a generator function whose result can be awaited."""
-    made = types.coroutine(_generator(function, site, enter, suspends=True))
+    made = types.coroutine(_generator(function, site, door, suspends=True))
     return cast("types.FunctionType", made)
 
 
-def _coroutine(function: Callable[..., Any], site: Site, enter: Enter) -> types.FunctionType:
+def _coroutine(function: Callable[..., Any], site: Site, door: Door) -> types.FunctionType:
     async def call(*args: Any, **kwargs: Any) -> Any:
         inner = function(*args, **kwargs)
-        opened = enter(site, args, kwargs, suspends=True)
+        opened = door.enter(site, args, kwargs, suspends=True)
         if opened is None:
             return await inner
         try:
@@ -116,10 +131,10 @@ def _coroutine(function: Callable[..., Any], site: Site, enter: Enter) -> types.
     return cast("types.FunctionType", call)
 
 
-def _async_generator(function: Callable[..., Any], site: Site, enter: Enter) -> types.FunctionType:
+def _async_generator(function: Callable[..., Any], site: Site, door: Door) -> types.FunctionType:
     async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inner = function(*args, **kwargs)
-        opened = enter(site, args, kwargs, suspends=True)
+        opened = door.enter(site, args, kwargs, suspends=True)
         # A step is taken out of the list as it is awaited: a local name would keep what is thrown in alive.
         steps: list[Awaitable[Any]] = [inner.asend(None)]
         try:
