@@ -73,6 +73,22 @@ class Site:
         self.attributes: dict[str, AttributeValue] = {**(code or {}), **fixed}
         self.calls = itertools.count()
 
+    def __reduce__(self) -> Any:
+        """Pickle the options; a copy in another process counts its own calls."""
+        options = {
+            "sync": self.sync,
+            "late": self.late,
+            "every": self.every,
+            "mode": self.mode,
+            "attributes": self.variable_attributes,
+            "code": self.attributes,
+        }
+        return _restore, (self.name, options)
+
+
+def _restore(name: str, options: dict[str, Any]) -> Site:
+    return Site(name, **options)
+
 
 def code_attributes(function: Any) -> dict[str, AttributeValue]:
     """Return OpenTelemetry's ``code.*`` attributes of a Python *function*, as far as it has them."""

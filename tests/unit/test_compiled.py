@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_timed import flush, gpu_timed
+from gpu_timed import flush, gpu_span, gpu_timed
 from gpu_timed.testing import capture
 
 torch = pytest.importorskip("torch")
@@ -97,7 +97,24 @@ def test_c2_the_timer_outside_of_a_compiled_function(graphs: Graphs) -> None:
     assert again(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
-def test_c3_a_block_in_a_compiled_function_keeps_the_value(graphs: Graphs) -> None:
+def test_c3_a_block_in_a_compiled_region_costs_no_break_and_no_recompile(graphs: Graphs) -> None:
+    """C3: a gpu_span block inside compiles away under fullgraph=True, and is counted."""
+
+    def f(x: Any) -> Any:
+        with gpu_span("mid"):
+            y = x * 2
+        return y + 1
+
+    compiled = torch.compile(f, backend=graphs, fullgraph=True)
+    with capture() as records:
+        for _ in range(20):
+            assert compiled(torch.ones(4)).tolist() == [3.0] * 4
+    assert graphs.count == 1
+    assert records == []
+    assert flush().counts["not_timed_in_compiled_region"] == 1
+
+
+def test_a_decorated_forward_leaves_the_module_compiled(graphs: Graphs) -> None:
     """A decorated method of a compiled module leaves it compiled, in one graph."""
 
     class Layer(torch.nn.Module):

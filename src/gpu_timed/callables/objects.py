@@ -1,7 +1,8 @@
-"""Callable objects: partials, builtins, instances with ``__call__``, classes. Wrapped by wrapt's proxy."""
+"""Callable objects: partials, bound methods, builtins, instances with ``__call__``, classes. By wrapt's proxy."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,29 @@ from gpu_timed.site import Site
 
 def wrap(target: Callable[..., Any], site: Site, door: Door) -> Any:
     """Return a transparent proxy of *target*, each call of which is a span."""
-    template = functions.template_for(target)
+    return _Timed(target, site, door)
 
-    def call(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001 - wrapt's signature
-        return template(wrapped, site, door)(*args, **kwargs)
 
-    return wrapt.FunctionWrapper(target, call)
+class _Timed(wrapt.FunctionWrapper):  # type: ignore[type-arg] # not generic at run time
+    """A proxy that can be copied and pickled: a copy wraps a copy of the object, with the same site."""
+
+    def __init__(self, target: Callable[..., Any], site: Site, door: Door) -> None:
+        template = functions.template_for(target)
+
+        def call(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001 - wrapt's
+            return template(wrapped, site, door)(*args, **kwargs)
+
+        super().__init__(target, call)
+        self._self_made_of = (site, door)
+
+    def __copy__(self) -> Any:
+        return wrap(copy.copy(self.__wrapped__), *self._self_made_of)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return wrap(copy.deepcopy(self.__wrapped__, memo), *self._self_made_of)
+
+    def __reduce__(self) -> Any:
+        return wrap, (self.__wrapped__, *self._self_made_of)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__reduce__()
