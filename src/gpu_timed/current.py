@@ -21,9 +21,10 @@ from gpu_timed import _version
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.clocks.torch_locator import TorchLocator
 from gpu_timed.context.gate import Gate
+from gpu_timed.errors import ConfigurationError
 from gpu_timed.export import handover
 from gpu_timed.export.otel import OtelSink
-from gpu_timed.ledger import Ledger, logger
+from gpu_timed.ledger import Ledger
 from gpu_timed.ports import Door, Locator, Sink
 from gpu_timed.resolver import Resolver
 from gpu_timed.settings import Settings, from_environment
@@ -32,6 +33,7 @@ from gpu_timed.tracer import Opened, Tracer
 
 _MOST_SITES: Final = 10_000
 _LOSSES: Final = (
+    "no_provider",
     "dropped_queue_full",
     "dropped_in_batch",
     "export_failed",
@@ -71,6 +73,7 @@ class _State:
         self.traced: set[str] = set()
         self.fork_hook = False
         self.installed = False
+        self.warned = False
         self.ended = False
         self.told: Mapping[str, int] = {}
 
@@ -123,10 +126,9 @@ def traced(name: str) -> None:
     if name not in _state.traced:
         _state.traced.add(name)
         _state.ledger.count("not_timed_in_compiled_region")
-        logger.warning(
-            "gpu_timed: %s is called inside a compiled region and not timed there. "
-            "Decorate what you compile instead: gpu_timed(torch.compile(f)).",
-            name,
+        _state.ledger.say(
+            f"gpu_timed: {name} is called inside a compiled region and not timed there. "
+            "Decorate what you compile instead: gpu_timed(torch.compile(f))."
         )
 
 
@@ -198,6 +200,10 @@ def shutdown(timeout_s: float = 10.0) -> FlushResult:
 def install_exporter(exporter: str, **options: Any) -> None:
     """Make a provider for *exporter* the global one. See :func:`gpu_timed.export.provider.install`."""
     with _state.lock:
+        if _state.installed:
+            raise ConfigurationError(
+                "configure(exporter=...) was called before in this process, and OpenTelemetry takes one provider only."
+            )
         from gpu_timed.export import provider  # noqa: PLC0415 - brings the SDK, which decorating must not
 
         provider.install(exporter, ledger=_state.ledger, **options)
@@ -238,7 +244,7 @@ def reset() -> None:
         _state.sites = {}
         _state.traced = set()
         _state.told = {}
-        _state.installed = _state.ended = False
+        _state.installed = _state.ended = _state.warned = False
     if ending is not None:
         ending.resolver.stop(1.0)
 
@@ -318,6 +324,12 @@ def _result(*, pending: int, answered: bool | None) -> FlushResult:
     if _state.ended:  # the provider we made is shut down: nothing gets any further
         answered = False
     lost = sum(counts.get(kind, 0) - told.get(kind, 0) for kind in _LOSSES)
+    if counts.get("no_provider", 0) > told.get("no_provider", 0) and not _state.warned:
+        _state.warned = True
+        _state.ledger.say(
+            "gpu_timed: no OpenTelemetry provider is set: spans are measured and go nowhere. "
+            "Set one, or call gpu_timed.configure(exporter=...)."
+        )
     said = "none" if answered is None else "flushed" if answered else "failed"
     return FlushResult(
         complete=pending == 0 and answered is not False and lost == 0, pending=pending, provider=said, counts=counts

@@ -54,4 +54,7 @@ def unknown_value(what: str, value: object, known: Iterable[str]) -> Configurati
 
 def missing_extra(feature: str, package: str, extra: str) -> MissingExtraError:
     """Build the error for an optional *package* that *feature* needs, naming the pip command."""
-    return MissingExtraError(f"{feature} needs {package}. Install it with:\n    pip install 'gpu-timed[{extra}]'")
+    return MissingExtraError(
+        f"{feature} needs {package}. Install it with:\n    pip install 'gpu-timed[{extra}]'\n"
+        f"or by itself:\n    pip install {package}"
+    )

@@ -35,10 +35,14 @@ class Ledger:
                 detail = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
             except Exception:  # noqa: BLE001 - an exception of the user's that has no text
                 detail = type(error).__name__
-            try:
-                logger.warning("gpu_timed: %s (%s). Counted from here on, not logged again.", kind, detail)
-            except Exception:  # noqa: BLE001 - a handler of the application's: not the decorated call's affair
-                self.count("logging_failed")
+            self.say(f"gpu_timed: {kind} ({detail}). Counted from here on, not logged again.")
+
+    def say(self, message: str) -> None:
+        """Log a warning. A handler or filter of the application's that raises is not felt."""
+        try:
+            logger.warning("%s", message)
+        except Exception:  # noqa: BLE001 - not the decorated call's affair
+            self.count("logging_failed")
 
     def restart(self) -> None:
         """Begin anew in a forked child, whose copy of the lock may be held by a thread it does not have."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 Warmth: TypeAlias = Literal["cold", "warm", "unknown"]
 Tier: TypeAlias = Literal["built", "loaded", "initialised", "hot"]
@@ -34,6 +34,7 @@ class Missing:
     ``pending``              the device had not finished when the process stopped waiting
     ``anchor_fault``         the device's position on the host's time axis contradicts the order of events
     ``internal_fault``       something failed inside gpu_timed during the span; ``flush().counts`` says what
+    ``disabled``             measuring is switched off (``GPU_TIMED_DISABLED``)
     ``not_sampled``          the sampler decided against this span
     ``needs_kernel_records`` only a record of every kernel could tell
     ``not_set``              nobody asked for it
@@ -47,6 +48,16 @@ class Missing:
 
     def __repr__(self) -> str:
         return f"Missing({self.reason!r})" if not self.detail else f"Missing({self.reason!r}, {self.detail!r})"
+
+    def __format__(self, spec: str) -> str:
+        """Show the reason whatever format a number would have had: a log line must not fail for a missing time."""
+        return repr(self)
+
+    def _no_number(self, *_: object) -> NoReturn:
+        raise TypeError(f"{self!r} is no number: this was not measured. Test it with isinstance(value, int) first.")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_number
+    __floordiv__ = __rfloordiv__ = __int__ = __float__ = __lt__ = __le__ = __gt__ = __ge__ = _no_number
 
 
 Measured: TypeAlias = int | Missing
@@ -70,7 +81,7 @@ class Cause:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Record:
     """What one call did. Every ``*_ns`` is integer nanoseconds, or :class:`Missing`.
 
@@ -169,3 +180,20 @@ class Record:
     """What was raised, as ``type: message``."""
     quality: tuple[str, ...] = ()
     """Notes on what is doubtful about the numbers, each one word of DESIGN's list."""
+
+    def __repr__(self) -> str:
+        """Show what was measured, and each reason for what was not once."""
+        shown: list[str] = []
+        missing: dict[str, list[str]] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Missing):
+                if value not in (NOT_SET, NEEDS_KERNEL_RECORDS):
+                    missing.setdefault(value.reason, []).append(item.name)
+            elif value != item.default and item.name not in _IDENTITY:
+                shown.append(f"{item.name}={dict(value) if isinstance(value, Mapping) else value!r}")
+        shown += [f"{'/'.join(names)}=Missing({reason!r})" for reason, names in missing.items()]
+        return f"Record({', '.join(shown)})"
+
+
+_IDENTITY: Final = frozenset({"process_id", "thread_id", "attributes"})

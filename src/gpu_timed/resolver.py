@@ -318,15 +318,13 @@ class Resolver:
             if span.claimed:
                 return
             span.claimed = True
-        marks = span.marks()
+        marks, held = span.marks(), span.segments
         if reason is not None:
-            span.segments = [segment._replace(end=reason) for segment in span.segments]
+            span.segments = [segment._replace(end=reason) for segment in held]
         try:
             record = self._record(span)
-        except BaseException:  # an interrupt of the user's, on the calling thread
-            span.spoil()
-            self._release(marks)
-            span.record = reading.blank(span.site, time.time_ns(), FAULT)
+        except BaseException:  # an interrupt of the user's, on the calling thread: the resolver reads it again
+            span.segments, span.claimed = held, False
             raise
         if span.device_error:
             self._ledger.count("device_error")  # its events are of no more use

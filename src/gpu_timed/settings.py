@@ -18,6 +18,7 @@ SYNC_POLICIES: Final = frozenset(get_args(SyncPolicy))
 LATE_POLICIES: Final = frozenset(get_args(LatePolicy))
 MODES: Final = frozenset({"eager"})
 """How gpu_timed can be asked to launch the work in this version."""
+_MODES_TO_COME: Final = ("cuda_graph", "compile", "reduce-overhead", "max-autotune")
 
 _LARGEST: Final = 10_000_000
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
@@ -83,7 +84,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     for field in fields(Settings):
         variable = f"GPU_TIMED_{field.name.upper()}"
         text = environment.get(variable)
-        if text is None:
+        if text is None or not text.strip():  # as OpenTelemetry has it, empty means unset
             continue
         try:
             values[field.name] = _parse(hints[field.name], text.strip())
@@ -93,7 +94,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     for variable in environment:
         if variable.startswith("GPU_TIMED_") and variable not in known:
             near = difflib.get_close_matches(variable, known, n=1)
-            logger.warning("unknown setting %s%s", variable, f"; did you mean {near[0]}?" if near else "")
+            logger.warning("gpu_timed: unknown setting %s%s", variable, f"; did you mean {near[0]}?" if near else "")
     return Settings(**values)
 
 
@@ -126,5 +127,10 @@ def check_late(value: object) -> None:
 
 def check_mode(value: object) -> None:
     """Raise ConfigurationError unless *value* is a mode this version can launch in."""
+    if value in _MODES_TO_COME:
+        raise ConfigurationError(
+            f"mode {value!r} is not in this version. Capture or compile by yourself and decorate the result: "
+            "gpu_timed(graph.replay), gpu_timed(torch.compile(f))."
+        )
     if not isinstance(value, str) or value not in MODES:
         raise unknown_value("mode", value, MODES)

@@ -49,9 +49,13 @@ def capture(timeout_s: float = 30.0) -> Iterator[list[Record]]:
 
 @contextlib.contextmanager
 def use_device(device: FakeDevice) -> Iterator[FakeDevice]:
-    """Measure on *device*, with its clock as the host's, for the length of the block."""
+    """Measure on *device*, with its clock as the host's, for the length of the block.
+
+    Leaving the block lets the device finish what was queued on it.
+    """
     with current.device(device, device.host):
         yield device
+    device.run_dry()
 
 
 def reset() -> None:

@@ -87,11 +87,14 @@ def _decorate(target: Any, *, name: str | None, mode: str | None, sync: SyncPoli
     """Decorate *target*; the options as in :func:`gpu_timed`."""
     if isinstance(target, str):
         raise NotCallableError(
-            f"gpu_timed({target!r}) decorates a text. For a block of code write: with gpu_span({target!r}):"
+            f"gpu_timed({target!r}) decorates a string. To name the spans of a function: @gpu_timed(name={target!r}). "
+            f"For a block of code: with gpu_span({target!r}):"
         )
     if isinstance(target, staticmethod | classmethod):
         inner = _decorate(target.__func__, name=name, mode=mode, sync=sync, **options)
         return type(target)(inner)
+    if isinstance(target, property):
+        raise NotCallableError("gpu_timed cannot decorate a property: put @property above @gpu_timed.")
     if not callable(target):
         raise NotCallableError(
             f"gpu_timed can only decorate something that can be called, not {type(target).__name__} {target!r:.60}."

@@ -14,13 +14,14 @@ from gpu_timed.errors import DeviceFault
 from gpu_timed.ledger import Ledger
 from gpu_timed.ports import Locator, Mark, WarmthSource
 from gpu_timed.reading import blank
-from gpu_timed.record import Record
+from gpu_timed.record import NOT_SAMPLED, Missing, Record
 from gpu_timed.resolver import Resolver
 from gpu_timed.settings import Settings, SyncPolicy
 from gpu_timed.site import Site
 from gpu_timed.span import FAULT, Span, Unrecorded
 from gpu_timed.values import AttributeValue, clean_all
 
+DISABLED: Final = Missing("disabled")
 _SHORTEST_PAUSE_S: Final = 0.0002
 _LONGEST_PAUSE_S: Final = 0.002
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
@@ -121,7 +122,8 @@ class Tracer:
 
     def record_of_unsampled(self, site: Site) -> Record:
         """Return a record that says of a call of *site* that it was not recorded."""
-        return blank(site, self.host.to_unix(self.host.now_ns()))
+        reason = DISABLED if self.settings.disabled else NOT_SAMPLED
+        return blank(site, self.host.to_unix(self.host.now_ns()), reason)
 
     # -- leaving --------------------------------------------------------------------------------------
 
@@ -206,6 +208,8 @@ class Tracer:
         """Undo a span whose entering failed half-way."""
         self._leave_context(span)
         span.spoil()
+        if span.admission.foreign is not None:
+            span.admission.foreign.end()
         self.resolver.abandon(span, FAULT)
 
     def _pass_on(self, span: Span) -> None:

@@ -235,7 +235,7 @@ def test_a_second_provider_is_refused():
 def test_a_second_exporter_is_refused():
     """``configure(exporter=…)`` twice is one provider too many."""
     configure(exporter="none")
-    assert "tracer provider already" in loudly(lambda: configure(exporter="none"))
+    assert "was called before" in loudly(lambda: configure(exporter="none"))
     assert shutdown(1)
 
 
@@ -307,7 +307,6 @@ def test_a_record_that_is_not_there_in_time_is_a_timeout(device):
     ("variable", "text", "says"),
     [
         ("GPU_TIMED_SYNC", "defered", "did you mean 'deferred'?"),
-        ("GPU_TIMED_SYNC", "", "Use one of: "),
         ("GPU_TIMED_LATE", "devices_only", "did you mean 'device_only'?"),
         ("GPU_TIMED_DISABLED", "maybe", "write 1 or 0"),
         ("GPU_TIMED_DEVICE_SPANS", "2", "write 1 or 0"),
@@ -434,7 +433,7 @@ def test_disabled_measures_nothing(monkeypatch, exporter):
         with gpu_span("block") as span:
             assert not trace.get_current_span().is_recording()
             span.set_attribute("k", 1)
-        assert span.wait(0).device_ns == library.Missing("not_sampled")
+        assert span.wait(0).device_ns == library.Missing("disabled")
     assert records == []
     assert exporter.get_finished_spans() == ()
     assert flush(1).counts == {}

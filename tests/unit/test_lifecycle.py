@@ -251,13 +251,29 @@ def test_a_flush_from_a_processor_does_not_hang(device):
     assert len(answers) == 2
 
 
+def test_a_flush_without_a_provider_says_that_spans_go_nowhere(device, caplog):
+    """With nobody to hand spans to, ``flush()`` is false, counts them, and says so once in the log."""
+    gpu_timed(name="work")(lambda: None)()
+    for _ in range(2):
+        found = flush(5)
+    assert found.counts["no_provider"] == 1
+    gpu_timed(name="work")(lambda: None)()
+    assert not flush(5)
+    assert [record.getMessage() for record in caplog.records if "no OpenTelemetry provider" in record.getMessage()] == [
+        (
+            "gpu_timed: no OpenTelemetry provider is set: spans are measured and go nowhere. "
+            "Set one, or call gpu_timed.configure(exporter=...)."
+        )
+    ]
+
+
 def test_a_record_can_be_waited_for_without_a_provider(device):
     """``span.wait()`` and ``flush()`` do their work where nobody exports anything."""
     with gpu_span("work", sync="deferred") as span:
         device.launch(1_000)
     assert span.record is None
     device.run_dry()
-    assert flush(5)
+    assert flush(5).pending == 0
     assert span.record is span.wait(0)
     assert span.record.device_ns == 1_000
 
@@ -1133,6 +1149,7 @@ def test_a_child_forked_while_a_lock_is_held_does_not_hang(lock, process):
 def test_a_child_tells_of_its_own_losses(process):
     """A child's flush is false after a loss of its own and only then, whatever the parent has lost before."""
     ended = process("""
+        provide()
         gpu_timed(name="work")(lambda: None)()
         assert flush(1)
         current.ledger().count("dropped_queue_full", 5)

@@ -69,6 +69,7 @@ def run(console: Console, *, out: Path, tokens: int, device: str) -> None:
         "    docker run --rm -p 16686:16686 cr.jaegertracing.io/jaegertracing/jaeger:latest\n"
         "open http://localhost:16686, choose Upload, and give it this file.",
         highlight=False,
+        soft_wrap=True,  # or a long command would be broken in the middle
     )
 
 

@@ -8,13 +8,25 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from gpu_timed._version import VERSION
 from gpu_timed.errors import GpuTimedError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="True GPU time in distributed traces.")
 
 
+def _version(asked: bool) -> None:  # noqa: FBT001 - typer's signature
+    if asked:
+        typer.echo(VERSION)
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Keep subcommands subcommands while there is only one."""
 
 
@@ -31,5 +43,6 @@ def demo(
     try:
         room.run(console, out=out, tokens=tokens, device=device)
     except GpuTimedError as error:
-        console.print(f"[bold red]error:[/] {error}", highlight=False)
+        console.print("error:", style="bold red", end=" ")
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None

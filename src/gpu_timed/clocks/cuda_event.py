@@ -247,8 +247,9 @@ class CudaEventClock:
             before = now_ns()
             code = self._record(mark.handle, device.anchor_stream)
             placed = now_ns()
-            if code != driver.SUCCESS:
-                raise self._fault(code)
+            if code != driver.SUCCESS:  # positions stay as well known as they were
+                device.free.append(mark)
+                return
             while not self.is_done(mark):
                 if now_ns() - before > _ANCHOR_LIMIT_NS:
                     # The anchor stream shares a hardware queue with busy work, or the device hangs: not now.

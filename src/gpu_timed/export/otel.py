@@ -68,9 +68,11 @@ class OtelSink:
     def emit(self, span: Any, record: Record) -> None:
         """Make the host span of *record*, its device span inside it, and end both at their own times."""
         kept = span.admission
-        if kept.tracer is not None:
-            kept.caller.run(self._make, span, record)
-            self._ledger.count("handed_over")
+        if kept.tracer is None:
+            self._ledger.count("no_provider")
+            return
+        kept.caller.run(self._make, span, record)
+        self._ledger.count("handed_over")
 
     # -- inside ---------------------------------------------------------------------------------------
 
