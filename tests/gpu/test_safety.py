@@ -86,7 +86,7 @@ def test_captures_survive_spans_in_other_threads() -> None:
     assert errors == []
     assert succeeded == 100
     counts = flush().counts
-    assert not [kind for kind in counts if kind != "handed_over"], counts
+    assert not [kind for kind in counts if kind not in {"handed_over", "no_provider"}], counts
 
 
 def test_a11_an_error_of_earlier_work_is_not_ours_to_raise() -> None:
