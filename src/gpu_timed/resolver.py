@@ -95,8 +95,8 @@ class Resolver:
 
     def hand_over_now(self, span: Span) -> bool:
         """Pass on, on the calling thread, what is known of *span* as it returns; True if that is everything."""
-        if span.record is not None or span.missing() is not None:
-            self._resolve(span)
+        if span.seen_ns or span.missing() is not None:
+            self.resolve_if_done(span)
             self._pass_on(span)
             return True
         without = copy.copy(span)
@@ -109,10 +109,6 @@ class Resolver:
                 self._ledger.fault(f"sink_{type(sink).__name__}", error)
         return False
 
-    def resolve_now(self, span: Span) -> None:
-        """Build the record of a span whose last mark was just waited for, on the calling thread."""
-        self._resolve(span)
-
     def abandon(self, span: Span, reason: Missing) -> None:
         """Give *span* a record without a device time, so that its marks come back and nobody waits for it."""
         self._resolve(span, reason)
@@ -120,7 +116,7 @@ class Resolver:
     def wait(self, span: Span, timeout_s: float | None) -> Record:
         """Block until *span* has its record. See :meth:`gpu_timed.span.Span.wait`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while span.record is None:
+        while span.found is None:
             if self.dead:
                 raise WaitTimeout(
                     f"span {span.name!r} was begun before this process was forked: its record is the parent's."
@@ -131,18 +127,18 @@ class Resolver:
                 state = "is still open" if span.is_recording() else "has not been reached by the device"
                 raise WaitTimeout(f"no record of span {span.name!r} within {timeout_s} s: it {state}.")
             time.sleep(_HURRIED_S)
-        assert span.record is not None  # noqa: S101 - the loop ended
-        return span.record
+        assert span.found is not None  # noqa: S101 - the loop ended
+        return span.found
 
     def resolve_if_done(self, span: Span) -> bool:
         """Build the record of *span* if the device has reached its marks; returns whether it is there. Never raises."""
-        if span.record is None:
+        if span.found is None:
             with contextlib.ExitStack() as stack:
                 self._calm_for(span, stack)
                 if not self._ready(span):
                     return False
                 self._resolve(span)
-        return span.record is not None
+        return span.found is not None
 
     def flush(self, timeout_s: float) -> int:
         """Pass on every span submitted so far.
@@ -250,7 +246,7 @@ class Resolver:
             if isinstance(item, _Barrier):
                 item.before = [span for lane in self._lanes.values() for span in lane]
                 self._barriers.append(item)
-            elif item.record is not None:
+            elif item.found is not None:
                 self._in_hand = 1
                 self._pass_on(item)
                 self._in_hand = 0
@@ -262,9 +258,9 @@ class Resolver:
 
     def _look(self) -> None:
         for key, lane in list(self._lanes.items()):
-            while lane and (lane[0].record is not None or self._ready(lane[0])):
+            while lane and (lane[0].found is not None or self._ready(lane[0])):
                 self._resolve(lane[0])
-                if lane[0].record is None:
+                if lane[0].found is None:
                     break  # another thread is reading it
                 self._pass_on(lane[0])
                 lane.popleft()  # not before: a flush counts what is still in a lane
@@ -281,13 +277,13 @@ class Resolver:
         self._take_arrivals(contextlib.ExitStack())
         for lane in self._lanes.values():
             for span in lane:
-                if span.record is None:
+                if span.found is None:
                     self._ledger.count("pending_at_exit")
                     self.abandon(span, _PENDING)
                 until = time.monotonic() + _GRACE_S
-                while span.record is None and time.monotonic() < until:
+                while span.found is None and time.monotonic() < until:
                     time.sleep(_HURRIED_S)  # another thread is reading it
-                if span.record is not None:
+                if span.found is not None:
                     self._pass_on(span)
         self._lanes.clear()
         for barrier in self._barriers:
@@ -297,7 +293,7 @@ class Resolver:
 
     def _ready(self, span: Span) -> bool:
         """Return whether everything that can be known of *span* is known by now."""
-        if span.missing() is not None:
+        if span.seen_ns or span.missing() is not None:
             return True
         try:
             return all(place.clock.is_done(mark) for place, mark in span.last_marks())
@@ -332,13 +328,13 @@ class Resolver:
             self._release(marks)
         if "anchor_fault" in span.quality:
             self._ledger.count("anchor_fault")
-        span.record = record
+        span.found = record
 
     def _record(self, span: Span) -> Record:
         for _ in ("as it is", "without the device"):
             try:
                 span.host.refresh()
-                seen_ns = span.host.now_ns()
+                seen_ns = span.seen_ns or span.host.now_ns()
                 if span.awaited:
                     span.sync_ns = seen_ns - span.returned_ns
                 return self._read(span, seen_ns)
@@ -363,7 +359,7 @@ class Resolver:
                 self._ledger.fault("release", error)
 
     def _pass_on(self, span: Span) -> None:
-        record = span.record
+        record = span.found
         assert record is not None  # noqa: S101 - resolved before
         if span.emitted:
             return

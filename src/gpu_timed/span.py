@@ -44,6 +44,10 @@ class Waiter(Protocol):
         """Block until the record is there."""
         ...
 
+    def resolve_if_done(self, span: Span) -> bool:
+        """Make the record if the device is done; returns whether it is there."""
+        ...
+
 
 class Span(RecordingSpan):
     """An open span. It is what ``get_current_span()`` returns inside the call, unless the provider made its own.
@@ -53,8 +57,10 @@ class Span(RecordingSpan):
 
     # What most spans never change stands on the class: an instance that sets thirty attributes costs a
     # microsecond on the calling thread.
-    record: Record | None = None
-    """The finished measurement, None until it is resolved."""
+    #: The finished measurement, once some thread has read the marks.
+    found: Record | None = None
+    #: The host's time at which a wait at the boundary saw the last mark reached; 0 if nobody waited.
+    seen_ns: int = 0
     quality: tuple[str, ...] = ()
     started_ns: int = 0
     returned_ns: int = 0
@@ -114,6 +120,17 @@ class Span(RecordingSpan):
         self._waiter = waiter
 
     # -- for the user ---------------------------------------------------------------------------------
+
+    @property
+    def record(self) -> Record | None:
+        """The finished measurement, None until the device is done and it is resolved.
+
+        A span that waited at its boundary has reached its marks: its record is made when it is asked for
+        here, or by gpu_timed's own thread soon after, and not at the cost of the call.
+        """
+        if self.found is None and self.seen_ns:
+            self._waiter.resolve_if_done(self)
+        return self.found
 
     def wait(self, timeout_s: float | None = None) -> Record:
         """Block until the device has finished this span's work, and return the record.

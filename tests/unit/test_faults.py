@@ -136,7 +136,6 @@ TARGETS: dict[str, tuple[int, ...]] = {
     "host.to_unix": (1, 2, 3, ALWAYS),
     "resolver.submit": (1, ALWAYS),
     "resolver.full": (1, 2, ALWAYS),
-    "resolver.resolve_now": (1, ALWAYS),
     "resolver.resolve_if_done": (1, ALWAYS),
     "sink.emit": (1, ALWAYS),
     "warmth.now": (1, 2, ALWAYS),
