@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 from gpu_timed import current
 from gpu_timed.callables import functions
@@ -128,7 +128,7 @@ def gpu_span(
     late: LatePolicy | None = None,
     every: int = 1,
     attributes: Mapping[str, Any] | None = None,
-) -> _Block | contextlib.nullcontext[Any]:
+) -> _Block:
     """Make a block of code a span, in a ``with`` or an ``async with``.
 
     ``with gpu_span("prefill") as span: …`` needs nothing else.
@@ -148,7 +148,7 @@ def gpu_span(
     """
     if functions.compiling():  # as decorated functions do: compile as if it were not there, and say so once
         current.traced(name)
-        return contextlib.nullcontext()
+        return cast("_Block", contextlib.nullcontext())
     if not isinstance(name, str):
         raise NotCallableError(
             f"gpu_span takes the name of a block, not {type(name).__name__}. To decorate, use @gpu_timed."

@@ -1,0 +1,74 @@
+"""Never executed: mypy and pyright read it. The public surface keeps the types of what it decorates."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import assert_type
+
+from gpu_timed import Missing, Record, flush, gpu_span, gpu_timed
+from gpu_timed.testing import FakeDevice, capture, use_device
+
+
+@gpu_timed
+def bare(x: int, *, y: str = "") -> float:
+    return x + len(y)
+
+
+@gpu_timed(name="options", sync="deferred", late="device_only", every=2, attributes={"model": "m"})
+def with_options(x: int) -> list[int]:
+    return [x]
+
+
+@gpu_timed
+async def coroutine(x: int) -> bytes:
+    return bytes(x)
+
+
+@gpu_timed
+def generator() -> Iterator[int]:
+    yield 1
+
+
+@gpu_timed(attributes=lambda x: {"x": x})
+async def async_generator(x: int) -> AsyncIterator[int]:
+    yield x
+
+
+class Model:
+    @gpu_timed
+    def forward(self, x: int) -> str:
+        return str(x)
+
+    @gpu_timed
+    @staticmethod
+    def static(x: int) -> int:
+        return x
+
+    @gpu_timed
+    @classmethod
+    def create(cls) -> Model:
+        return cls()
+
+
+assert_type(bare(1, y="a"), float)
+assert_type(with_options(1), list[int])
+assert_type(Model().forward(1), str)
+assert_type(gpu_timed(bare, name="n")(1), float)
+assert_type(list(generator()), list[int])
+
+
+async def use() -> None:
+    assert_type(await coroutine(1), bytes)
+    async with gpu_span("block", sync="boundary") as span:
+        pass
+    assert_type(span.wait(1.0), Record)
+
+
+with gpu_span("block", attributes={"a": 1}) as opened:
+    opened.set_attribute("k", 1)
+
+with use_device(FakeDevice()) as device, capture() as records:
+    device.launch(1)
+assert_type(records, list[Record])
+assert_type(records[0].device_ns, int | Missing)
+assert_type(flush().complete, bool)

@@ -41,6 +41,30 @@ def test_a_record_shows_what_was_measured_and_each_reason_once(device: FakeDevic
     assert len(text) < 700
 
 
+@pytest.mark.parametrize("sync", ["boundary", "deferred", "device"])
+def test_without_a_gpu_no_device_time_is_a_host_time(sync) -> None:
+    """On real torch without CUDA every time of the device is Missing("no_device"), and the clock is the host's."""
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda is not None:
+        pytest.skip("this torch has CUDA")
+    x = torch.ones(64, 64)
+    with capture() as records:
+        gpu_timed(name="work", sync=sync)(lambda: x @ x)()
+    (record,) = records
+    assert record.clock == "host"
+    for name in (
+        "device_ns",
+        "device_min_ns",
+        "queue_ns",
+        "device_start_ns",
+        "device_end_ns",
+        "uncertainty_ns",
+        "device",
+    ):
+        assert getattr(record, name).reason == "no_device", name
+    assert record.launch_ns > 0
+
+
 def test_an_empty_variable_is_an_unset_one(caplog: pytest.LogCaptureFixture) -> None:
     """As OpenTelemetry has it, an empty variable means unset; an unknown one is named with its nearest."""
     assert from_environment({"GPU_TIMED_SYNC": "", "GPU_TIMED_MAX_QUEUE": " "}) == from_environment({})
