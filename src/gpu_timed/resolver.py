@@ -95,8 +95,7 @@ class Resolver:
 
     def hand_over_now(self, span: Span) -> bool:
         """Pass on, on the calling thread, what is known of *span* as it returns; True if that is everything."""
-        if span.seen_ns or span.missing() is not None:
-            self.resolve_if_done(span)
+        if (span.seen_ns or span.missing() is not None) and self.resolve_if_done(span):
             self._pass_on(span)
             return True
         without = copy.copy(span)
