@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.context.recording import Admission, RecordingSpan, SilentSpan, message_of
+from gpu_timed.errors import WaitTimeout
 from gpu_timed.ports import Locator, Mark, Place
 from gpu_timed.record import Missing, Record
 from gpu_timed.settings import LatePolicy, SyncPolicy
@@ -16,6 +17,7 @@ from gpu_timed.values import AttributeValue
 
 MOST_SEGMENTS: Final = 4096
 """Resumptions of one coroutine that are marked; beyond it the device time is Missing("overflow")."""
+_READING_S: Final = 1.0
 OVERFLOW: Final = Missing("overflow")
 DEVICE_CHANGED: Final = Missing("device_changed")
 FAULT: Final = Missing("internal_fault")
@@ -42,10 +44,6 @@ class Waiter(Protocol):
 
     def wait(self, span: Span, timeout_s: float | None) -> Record:
         """Block until the record is there."""
-        ...
-
-    def resolve_if_done(self, span: Span) -> bool:
-        """Make the record if the device is done; returns whether it is there."""
         ...
 
 
@@ -129,7 +127,10 @@ class Span(RecordingSpan):
         here, or by gpu_timed's own thread soon after, and not at the cost of the call.
         """
         if self.found is None and self.seen_ns:
-            self._waiter.resolve_if_done(self)
+            try:  # not resolve_if_done: the resolver's thread may be reading it at this moment
+                self._waiter.wait(self, _READING_S)
+            except WaitTimeout:
+                pass
         return self.found
 
     def wait(self, timeout_s: float | None = None) -> Record:

@@ -1210,3 +1210,27 @@ def test_random_scenarios_lose_no_mark_and_no_record(device: FakeDevice) -> None
                     stack.enter_context(device.capture())
                 timed(kind, sync, body)()
     assert len(records) == 400
+
+
+def test_a_boundary_record_is_there_on_return_while_another_thread_reads_it(device: FakeDevice) -> None:
+    """span.record of a boundary span is never None, also while gpu_timed's own thread is just reading its marks."""
+    reading, go_on = threading.Event(), threading.Event()
+    original = device.position
+
+    def slow(*arguments: Any) -> Any:
+        reading.set()
+        go_on.wait(5)
+        return original(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "position", slow)
+        with gpu_span("work") as span:
+            device.launch(MS)
+        flusher = threading.Thread(target=flush, args=(5,))
+        flusher.start()  # hurries the resolver's thread into reading
+        assert reading.wait(5)
+        threading.Timer(0.05, go_on.set).start()
+        record = span.record
+        flusher.join()
+    assert record is not None
+    assert record.device_ns == MS
