@@ -1,6 +1,6 @@
 """Reading: turns the marks of a finished span into its record.
 
-The arithmetic of DESIGN, in one place. A span's *launch* and *queue* have one origin, the moment user
+The arithmetic, in one place. A span's *launch* and *queue* have one origin, the moment user
 code was entered, so that they can be compared.
 
 How much of the device time can have been waiting: from the moment the device reached the start mark

@@ -179,7 +179,8 @@ class Record:
     error: str = ""
     """What was raised, as ``type: message``."""
     quality: tuple[str, ...] = ()
-    """Notes on what is doubtful about the numbers, each one word of DESIGN's list."""
+    """Notes on what is doubtful about the numbers: ``interleaved``, ``result_on_other_device``, ``anchor_fault``,
+    ``segments_overflow``."""
 
     def __repr__(self) -> str:
         """Show what was measured, and each reason for what was not once."""

@@ -28,21 +28,21 @@ _ANCHOR_TRIALS: Final = 3
 _ANCHOR_LIMIT_NS: Final = 500_000
 _RESOLUTION_NS: Final = 500
 """What NVIDIA documents for an event's time stamp ("around 0.5 microseconds"); 32 ns was seen."""
+_LATENCY_UNMEASURED_NS: Final = 20_000
+"""Stands for the submission latency until an anchor has measured it (5 to 9 µs seen): the lower bound must hold."""
 _FLOAT32_ULP: Final = 2.0**-23
 
 CAPTURED: Final = Missing("captured")
 
 
 class CudaMark:
-    """An event, and the buffer that the capture question writes to (one for each, so no thread shares it)."""
+    """An event, and the device whose pool it goes back to."""
 
-    __slots__ = ("handle", "pool", "status", "status_ref")
+    __slots__ = ("handle", "pool")
 
     def __init__(self, handle: int, pool: _Device) -> None:
         self.handle = handle
         self.pool = pool
-        self.status = ctypes.c_int()
-        self.status_ref = ctypes.byref(self.status)
 
 
 class _Device:
@@ -57,7 +57,7 @@ class _Device:
         self.epoch: CudaMark | None = None
         self.epoch_ns = 0
         self.anchored_at = 0
-        self.latency_ns = 0
+        self.latency_ns = _LATENCY_UNMEASURED_NS
         self.info: DeviceInfo | None = None
 
 
