@@ -72,9 +72,7 @@ class Gate:
         if not self._sdk:
             return self._admit_foreign(name, attributes, context=context, parent=parent, parent_id=parent_id)
 
-        enabled = getattr(
-            tracer, "_is_enabled", None
-        )  # sdk 1.45; where it is missing, none can be disabled
+        enabled = getattr(tracer, "_is_enabled", None)  # sdk 1.45; where it is missing, none can be disabled
         if enabled is not None and not enabled():
             return None
         generator = tracer.id_generator
