@@ -19,13 +19,13 @@ from typing import Any, Final
 
 from gpu_timed import _version
 from gpu_timed.clocks.host import HostClock
-from gpu_timed.clocks.torch_locator import TorchLocator
+from gpu_timed.clocks.locators import Locators
 from gpu_timed.context.gate import Gate
 from gpu_timed.errors import ConfigurationError
 from gpu_timed.export import handover
 from gpu_timed.export.otel import OtelSink
 from gpu_timed.ledger import Ledger
-from gpu_timed.ports import Door, Locator, Sink
+from gpu_timed.ports import Door, Launch, Locator, Sink
 from gpu_timed.resolver import Resolver
 from gpu_timed.settings import Settings, from_environment
 from gpu_timed.site import Site
@@ -108,7 +108,12 @@ def tracer() -> Tracer:
 
 
 def enter(
-    site: Site, arguments: tuple[Any, ...] = (), named: Mapping[str, Any] = _NO_ARGUMENTS, *, suspends: bool = False
+    site: Site,
+    arguments: tuple[Any, ...] = (),
+    named: Mapping[str, Any] = _NO_ARGUMENTS,
+    *,
+    suspends: bool = False,
+    launch: Launch | None = None,
 ) -> Opened:
     """Open a span for one call of *site*. See :meth:`gpu_timed.tracer.Tracer.enter`. Never raises."""
     current = _state.tracer
@@ -118,7 +123,7 @@ def enter(
         except Exception as error:  # noqa: BLE001 - the user's call goes on
             _state.ledger.fault("start", error)
             return None
-    return current.enter(site, arguments, named, suspends=suspends)
+    return current.enter(site, arguments, named, suspends=suspends, launch=launch)
 
 
 def traced(name: str) -> None:
@@ -266,7 +271,7 @@ def _make() -> Tracer:
             settings=held,
             ledger=counts,
             gate=gate,
-            locator=TorchLocator(),
+            locator=Locators(),
             host=HostClock(),
             resolver=resolver,
             otel=otel,

@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from gpu_timed.record import Cause, Missing, Record, Tier, Warmth
+
+
+NOT_GIVEN: Final = object()
+"""Stands for the values of a piece of work that is not a call: nobody knows what it takes or makes."""
 
 
 class Mark(Protocol):
@@ -19,11 +23,12 @@ class Mark(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What a device is called: index as the runtime counts, UUID and product name."""
+    """What a device is called: index as the runtime counts, UUID, product name, and ``gpu`` or another kind."""
 
     index: int
     uuid: str | Missing
     name: str | Missing
+    kind: str = "gpu"
 
 
 class Place:
@@ -37,6 +42,17 @@ class Place:
         self.stream = stream
         #: Spans that have a start mark here and no end mark yet: a mark by a stranger is a mark in between.
         self.watchers: list[Any] = []
+
+
+class Launch(NamedTuple):
+    """What a kernel's own launch says of where it goes."""
+
+    runtime: str
+    """``numba``, ``triton``, ``jax`` …: whose locator to ask."""
+    stream: int | None = None
+    """Raw handle of the stream it names; None for the runtime's current one."""
+    absent: Missing | None = None
+    """Why it goes to no device at all."""
 
 
 class Position(NamedTuple):
@@ -60,8 +76,12 @@ class Clock(Protocol):
 
     name: str
 
-    def mark(self, place: Place) -> Mark | Missing:
-        """Place a mark behind the work queued so far on *place*. Never blocks, never raises."""
+    def mark(self, place: Place, values: Any = NOT_GIVEN, since: Mark | None = None) -> Mark | Missing:
+        """Place a mark behind the work queued so far on *place*. Never blocks, never raises.
+
+        For a clock that can see work by its results only: *values* are what a call takes or, with its start
+        mark as *since*, what it has made.
+        """
         ...
 
     def is_capturing(self, place: Place) -> bool:
@@ -108,8 +128,11 @@ class Clock(Protocol):
 class Locator(Protocol):
     """Says for a runtime where its current work goes, without initialising anything."""
 
-    def locate(self) -> Place | Missing:
-        """Return the place of the current stream, or why there is none. Work put there now would run."""
+    def locate(self, launch: Launch | None = None) -> Place | Missing:
+        """Return the place of the current stream, or of *launch*, or why there is none.
+
+        Work put there now would run: a stream that is being captured is ``Missing("captured")``.
+        """
         ...
 
     def device_of(self, value: Any) -> int | None:

@@ -78,6 +78,7 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
         device=unknown if place is None else place.device,
         device_uuid=unknown if info is None else info.uuid,
         device_name=unknown if info is None else info.name,
+        device_type="gpu" if info is None else info.kind,
         stream=unknown if place is None else place.stream,
         start_ns=to_unix(span.started_ns),
         end_ns=to_unix(ended_ns),

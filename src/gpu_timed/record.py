@@ -38,6 +38,8 @@ class Missing:
     ``not_sampled``          the sampler decided against this span
     ``needs_kernel_records`` only a record of every kernel could tell
     ``not_set``              nobody asked for it
+    ``simulated``            Numba's simulator or Triton's interpreter ran the kernel, in Python
+    ``no_results``           the runtime shows its work by its results only, and the call left none
     """
 
     reason: str
@@ -113,6 +115,8 @@ class Record:
     """UUID of the device (of the MIG instance, if it is one)."""
     device_name: str | Missing
     """Product name of the device."""
+    device_type: str = "gpu"
+    """``gpu``; another kind where a runtime without device events works elsewhere, such as ``cpu`` for JAX."""
     stream: Measured
     """Raw handle of the stream the marks were placed on; 0 is CUDA's legacy default stream."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from gpu_timed.errors import ConfigurationError
+from gpu_timed.ports import Launch
 from gpu_timed.settings import LatePolicy, SyncPolicy, check_late, check_mode, check_sync
 from gpu_timed.values import AttributeValue, clean_all
 
@@ -29,12 +30,24 @@ class Site:
         mode: Mode to launch in, or None to leave the call as it is.
         attributes: Attributes of every span, or a function of the call's arguments that returns them.
         code: ``code.*`` attributes of the function.
+        launch: Which runtime its work goes to, where that is known beforehand.
 
     Raises:
         ConfigurationError: An option cannot be used.
     """
 
-    __slots__ = ("__weakref__", "attributes", "calls", "every", "late", "mode", "name", "sync", "variable_attributes")
+    __slots__ = (
+        "__weakref__",
+        "attributes",
+        "calls",
+        "every",
+        "late",
+        "launch",
+        "mode",
+        "name",
+        "sync",
+        "variable_attributes",
+    )
 
     def __init__(
         self,
@@ -46,6 +59,7 @@ class Site:
         mode: str | None = None,
         attributes: AttributeSource | None = None,
         code: Mapping[str, AttributeValue] | None = None,
+        launch: Launch | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ConfigurationError(f"a span's name must be a text with something in it, not {name!r}.")
@@ -68,6 +82,7 @@ class Site:
         self.late: LatePolicy | None = late
         self.every = every
         self.mode = mode
+        self.launch = launch
         self.variable_attributes = attributes if callable(attributes) else None
         fixed = clean_all(attributes) if isinstance(attributes, Mapping) else {}
         self.attributes: dict[str, AttributeValue] = {**(code or {}), **fixed}
@@ -82,6 +97,7 @@ class Site:
             "mode": self.mode,
             "attributes": self.variable_attributes,
             "code": self.attributes,
+            "launch": self.launch,
         }
         return _restore, (self.name, options)
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.context.recording import Admission, RecordingSpan, SilentSpan, message_of
 from gpu_timed.errors import WaitTimeout
-from gpu_timed.ports import Locator, Mark, Place
+from gpu_timed.ports import NOT_GIVEN, Launch, Locator, Mark, Place
 from gpu_timed.record import Missing, Record
 from gpu_timed.settings import LatePolicy, SyncPolicy
 from gpu_timed.site import Site
@@ -83,6 +83,8 @@ class Span(RecordingSpan):
     epoch: int = 0
     #: The real host span, where it was made before the device was done (``late="device_only"``).
     host_span: Any = None
+    #: What the call itself says of where its work goes.
+    launch: Launch | None = None
     _place: Place | None = None
     _start: Mark | Missing = OVERFLOW
     _end: Mark | Missing = FAULT
@@ -150,10 +152,10 @@ class Span(RecordingSpan):
         """Where the open segment's marks go, None if it has none."""
         return self._place
 
-    def begin(self, *, marked: bool) -> None:
-        """Place the start mark of a segment; *marked* False leaves it out."""
+    def begin(self, values: Any = NOT_GIVEN, *, marked: bool) -> None:
+        """Place the start mark of a segment that works on *values*; *marked* False leaves it out."""
         now_ns = self.host.now_ns
-        place = self._locator.locate() if marked and len(self.segments) < MOST_SEGMENTS else OVERFLOW
+        place = self._locator.locate(self.launch) if marked and len(self.segments) < MOST_SEGMENTS else OVERFLOW
         if isinstance(place, Place):
             self._place, self._start, self._end = place, FAULT, FAULT  # until they are placed
             watchers = place.watchers
@@ -163,7 +165,7 @@ class Span(RecordingSpan):
             self._called_ns = called = now_ns()
             if not self.segments:
                 self.started_ns = called
-            self._start = place.clock.mark(place)  # last of all: what follows it is inside the measured time
+            self._start = place.clock.mark(place, values)  # last of all: what follows it is inside the measured time
             self._entered_ns = now_ns()
         else:
             self._place = None
@@ -172,8 +174,8 @@ class Span(RecordingSpan):
             if not self.segments:
                 self.started_ns = called
 
-    def finish(self, returned_ns: int) -> None:
-        """Place the end mark of the segment on the stream of its start mark, and close the segment."""
+    def finish(self, returned_ns: int, values: Any = NOT_GIVEN) -> None:
+        """Place the end mark of the segment, which made *values*, on the stream of its start mark; close it."""
         self.returned_ns = returned_ns
         if self.spoiled:
             return
@@ -182,7 +184,7 @@ class Span(RecordingSpan):
         marked_ns = returned_ns
         if place is not None:
             if not isinstance(start, Missing):
-                end = self._end = self._mark_end(place)
+                end = self._end = self._mark_end(place, values)
                 marked_ns = self.host.now_ns()
             if len(place.watchers) > 1:
                 self._note_strangers(place.watchers)
@@ -265,8 +267,8 @@ class Span(RecordingSpan):
 
     # -- inside ---------------------------------------------------------------------------------------
 
-    def _mark_end(self, place: Place) -> Mark | Missing:
-        now_at = self._locator.locate()
+    def _mark_end(self, place: Place, values: Any) -> Mark | Missing:
+        now_at = self._locator.locate(self.launch)
         if now_at is not place:
             if isinstance(now_at, Missing):
                 if now_at.reason != "captured" or place.clock.is_capturing(place):
@@ -275,7 +277,8 @@ class Span(RecordingSpan):
                 return DEVICE_CHANGED
             elif place.clock.is_capturing(place):
                 return Missing("captured")
-        return place.clock.mark(place)
+        start = self._start
+        return place.clock.mark(place, values, None if isinstance(start, Missing) else start)
 
     def _note_strangers(self, watchers: list[Any]) -> None:
         """Tell every span that is open on this stream, and not an ancestor, that this one marked it too."""

@@ -12,7 +12,7 @@ from gpu_timed.context.gate import Gate
 from gpu_timed.context.recording import Admission
 from gpu_timed.errors import DeviceFault
 from gpu_timed.ledger import Ledger
-from gpu_timed.ports import Locator, Mark, WarmthSource
+from gpu_timed.ports import NOT_GIVEN, Launch, Locator, Mark, WarmthSource
 from gpu_timed.reading import blank
 from gpu_timed.record import NOT_SAMPLED, Missing, Record
 from gpu_timed.resolver import Resolver
@@ -66,10 +66,12 @@ class Tracer:
         *,
         extra: Mapping[str, AttributeValue] | None = None,
         suspends: bool = False,
+        launch: Launch | None = None,
     ) -> Opened:
         """Decide about one call of *site*, and open its span if it is recorded.
 
         *suspends* says that the call is a coroutine: it is then never waited for on its own thread.
+        *launch* says where its work goes, where that is not the runtime's current stream.
         Returns None when nothing has to be undone afterwards. Never raises.
         """
         index = next(site.calls)
@@ -105,10 +107,12 @@ class Tracer:
             span.token = self.gate.attach(span)
             if self.warmth is not None:
                 span.warmth_began = self.warmth.now()
+            if launch is not None or site.launch is not None:
+                span.launch = launch or site.launch
             full = self.resolver.full
             if full:
                 self.ledger.count("overflow")
-            span.begin(marked=not full)
+            span.begin((arguments, named) if arguments or named else NOT_GIVEN, marked=not full)
             return span
         except Exception as error:  # noqa: BLE001 - rule 1: the user's call goes on
             self.ledger.fault("enter", error)
@@ -172,7 +176,7 @@ class Tracer:
                 if span.sync == "device":
                     self._wait_device(span)
             finally:
-                span.finish(returned_ns)
+                span.finish(returned_ns, NOT_GIVEN if result is None else result)
         except Exception as fault:  # noqa: BLE001 - rule 1
             self.ledger.fault("leave", fault)
             span.spoil()

@@ -119,6 +119,7 @@ class CudaBench:
             import torch
         from gpu_timed.clocks import cuda_driver
         from gpu_timed.clocks.cuda_event import CudaEventClock
+        from gpu_timed.clocks.cuda_places import CudaPlaces
         from gpu_timed.clocks.torch_locator import TorchLocator
 
         self.torch: Any = torch
@@ -131,7 +132,7 @@ class CudaBench:
         assert library is not None
         self._library = library
         self.clock: Any = CudaEventClock(library)
-        self.locator = TorchLocator(make_clock=lambda: self.clock)
+        self.locator = TorchLocator(CudaPlaces(lambda: self.clock))
         self._cycles_per_ns = self._calibrate()
 
     def close_to(self, measured_ns: int, true_ns: int) -> bool:

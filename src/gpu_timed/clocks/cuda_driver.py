@@ -40,6 +40,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuCtxPushCurrent_v2": (_pointer,),
     "cuCtxPopCurrent_v2": (_pointer,),
     "cuCtxSynchronize": (),
+    "cuCtxGetDevice": (_pointer,),
     "cuDeviceGet": (_pointer, ctypes.c_int),
     "cuDeviceGetName": (_pointer, ctypes.c_int, ctypes.c_int),
     "cuDeviceGetUuid_v2": (_pointer, ctypes.c_int),
@@ -95,6 +96,12 @@ def primary_context(library: ctypes.CDLL, device: int) -> int | None:
         return None
     library.cuDevicePrimaryCtxRelease_v2(ordinal)
     return context.value
+
+
+def current_device(library: ctypes.CDLL) -> int | None:
+    """Return the device of the calling thread's current context, or None where the thread has none."""
+    ordinal = ctypes.c_int()
+    return ordinal.value if library.cuCtxGetDevice(ctypes.byref(ordinal)) == SUCCESS else None
 
 
 def create_event(library: ctypes.CDLL) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.clocks.timeline import Timeline
 from gpu_timed.errors import DeviceFault
-from gpu_timed.ports import DeviceInfo, Place, Position
+from gpu_timed.ports import NOT_GIVEN, DeviceInfo, Launch, Place, Position
 from gpu_timed.ports import Mark as AnyMark
 from gpu_timed.record import Missing
 
@@ -192,11 +192,15 @@ class FakeDevice:
 
     # -- Locator --------------------------------------------------------------------------------------
 
-    def locate(self) -> Place | Missing:
-        """Return the current place."""
+    def locate(self, launch: Launch | None = None) -> Place | Missing:
+        """Return the current place, or that of *launch*: its stream of the current device."""
         if self._absent is not None:
             return self._absent
         where = self._where()
+        if launch is not None:
+            if launch.absent is not None:
+                return launch.absent
+            where = (where[0], where[1] if launch.stream is None else launch.stream)
         if where in self._captured:
             return Missing("captured")
         return self._places.setdefault(where, Place(self, *where))
@@ -207,7 +211,7 @@ class FakeDevice:
 
     # -- Clock ----------------------------------------------------------------------------------------
 
-    def mark(self, place: Place) -> FakeMark | Missing:
+    def mark(self, place: Place, values: Any = NOT_GIVEN, since: AnyMark | None = None) -> FakeMark | Missing:  # noqa: ARG002
         """Place a mark behind the work queued so far."""
         if self._broken is not None:
             return Missing("device_error", self._broken)

@@ -11,36 +11,31 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from gpu_timed.clocks import cuda_driver as driver
-from gpu_timed.clocks.cuda_event import CAPTURED, CudaEventClock
-from gpu_timed.ports import Place
+from gpu_timed.clocks.cuda_event import CAPTURED
+from gpu_timed.clocks.cuda_places import NO_DEVICE, CudaPlaces
+from gpu_timed.ports import Launch, Place
 from gpu_timed.record import Missing
 
-NO_DEVICE: Final = Missing("no_device")
 NO_CUDA_BUILD: Final = Missing("no_device", "this build of torch has no CUDA")
-NOT_INITIALISED: Final = Missing("not_initialised")
 UNSUPPORTED: Final = Missing("unsupported_runtime", "torch for ROCm: its events are not read yet")
-
-_PLACES_LIMIT: Final = 4096
 
 
 class TorchLocator:
     """Finds torch in the process without importing it, and waits for torch to initialise CUDA itself."""
 
-    def __init__(self, make_clock: Callable[[], CudaEventClock | None] | None = None) -> None:
-        self._make_clock = make_clock or _cuda_clock
-        self._clock: CudaEventClock | None = None
-        self._places: dict[tuple[int, int], Place] = {}
+    def __init__(self, cuda: CudaPlaces | None = None) -> None:
+        self._cuda = cuda or CudaPlaces()
+        self._places = self._cuda.held
+        self._attached = False
         self._absent: Missing | None = None
-        self._present: bool | None = None
         self._get_device: Callable[[], int]
         self._get_stream: Callable[[int], int]
         self._capturing: Callable[[], bool]
         self._tensor: type[Any] | None = None
 
-    def locate(self) -> Place | Missing:
+    def locate(self, launch: Launch | None = None) -> Place | Missing:  # noqa: ARG002 - Triton's launches go where torch's do
         """Return torch's current device and stream, or why there is none."""
-        if self._clock is None:
+        if not self._attached:
             absent = self._attach()
             if absent is not None:
                 return absent
@@ -54,7 +49,7 @@ class TorchLocator:
             # whose device is in error.
             return CAPTURED if "captur" in str(error) else Missing("device_error", str(error).partition("\n")[0])
         place = self._places.get((device, stream))
-        return place if place is not None else self._new_place(device, stream)
+        return place if place is not None else self._cuda.at(device, stream)
 
     def device_of(self, value: Any) -> int | None:
         """Return the device of a tensor, or of the first tensor in a tuple, list or dict."""
@@ -72,12 +67,6 @@ class TorchLocator:
             return int(value.get_device())
         return None
 
-    def _new_place(self, device: int, stream: int) -> Place:
-        if len(self._places) >= _PLACES_LIMIT:  # streams made and dropped without end: start over
-            self._places = {}
-        assert self._clock is not None  # noqa: S101 - locate() attached it
-        return self._places.setdefault((device, stream), Place(self._clock, device, stream))
-
     def _attach(self) -> Missing | None:
         """Take hold of torch once it has initialised CUDA; until then say why there is nothing to mark."""
         if self._absent is not None:
@@ -86,7 +75,7 @@ class TorchLocator:
         cuda: Any = getattr(torch, "cuda", None)
         version: Any = getattr(torch, "version", None)
         if cuda is None or version is None or not hasattr(cuda, "is_initialized"):  # absent, or half imported
-            return self._not_yet()
+            return self._cuda.not_yet()
         if getattr(version, "hip", None):
             self._absent = UNSUPPORTED
         elif getattr(version, "cuda", None) is None:
@@ -94,7 +83,7 @@ class TorchLocator:
         if self._absent is not None:
             return self._absent
         if not cuda.is_initialized():
-            return self._not_yet()
+            return self._cuda.not_yet()
         native: Any = torch._C  # noqa: SLF001 - versions in the module's docstring
         self._get_device = getattr(native, "_cuda_getDevice", cuda.current_device)
         self._get_stream = getattr(
@@ -102,17 +91,8 @@ class TorchLocator:
         )
         self._capturing = getattr(native, "_cuda_isCurrentStreamCapturing", cuda.is_current_stream_capturing)
         self._tensor = torch.Tensor
-        self._clock = self._make_clock()
-        if self._clock is None:
+        if self._cuda.clock() is None:
             self._absent = NO_DEVICE
+        else:
+            self._attached = True
         return self._absent
-
-    def _not_yet(self) -> Missing:
-        if self._present is None:
-            self._present = driver.device_present()
-        return NOT_INITIALISED if self._present else NO_DEVICE
-
-
-def _cuda_clock() -> CudaEventClock | None:
-    library = driver.load()
-    return None if library is None else CudaEventClock(library)

@@ -10,7 +10,7 @@ from gpu_timed.values import AttributeValue
 HW_ID: Final = "hw.id"
 """UUID of the GPU (OpenTelemetry semantic conventions, hardware)."""
 HW_TYPE: Final = "hw.type"
-"""``gpu``."""
+"""``gpu``; ``cpu`` where a runtime without device events works there."""
 HW_NAME: Final = "hw.name"
 """Product name of the GPU."""
 ERROR_TYPE: Final = "error.type"
@@ -131,7 +131,7 @@ def _put_measured(found: dict[str, AttributeValue], record: Record) -> None:
 def _device(record: Record) -> dict[str, AttributeValue]:
     found: dict[str, AttributeValue] = {}
     if isinstance(record.device, int):
-        found[HW_TYPE] = "gpu"
+        found[HW_TYPE] = record.device_type
         found[DEVICE_INDEX] = record.device
     if isinstance(record.stream, int):
         found[DEVICE_STREAM] = hex(record.stream)

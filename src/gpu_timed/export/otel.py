@@ -123,7 +123,7 @@ class OtelSink:
             decided.sampling = copy.copy(decided.sampling)
             decided.sampling.attributes = held
         device = tracer.start_span(
-            f"{record.name} [gpu]",
+            f"{record.name} [{record.device_type}]",
             context=trace.set_span_in_context(host, span.admission.context),
             kind=_INTERNAL,
             attributes=held,

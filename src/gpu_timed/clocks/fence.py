@@ -1,0 +1,223 @@
+"""The ``fence`` clock, for runtimes that have no device events: work is over when its results are there.
+
+A mark holds what must be ready when it is reached: at the start of a call its arguments, at the end its
+results. A thread of this clock looks at them, at intervals that grow with the wait, and so stamps each
+mark within 100 µs or 1.6 % of the time waited, whichever is more; how wide the gap between the last look
+and the stamp was, is part of the stated uncertainty. A wait at a span's boundary blocks in the runtime itself.
+
+Results are kept alive until they are ready, and no longer. Nothing is read back from a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from gpu_timed.errors import DeviceFault
+from gpu_timed.ports import NOT_GIVEN, DeviceInfo, Place, Position
+from gpu_timed.ports import Mark as AnyMark
+from gpu_timed.record import Missing
+
+NO_RESULTS: Final = Missing("no_results", "this runtime shows its work by its results only, and there were none")
+_OVERFLOW: Final = Missing("overflow")
+_MOST_PENDING: Final = 10_000
+_SHORTEST_LOOK_S: Final = 0.000_05
+_LONGEST_LOOK_S: Final = 0.001
+_LOOKS_PER_WAIT: Final = 64
+_LINGER_S: Final = 2.0
+
+
+class Runtime(Protocol):
+    """What has to be known of a runtime without device events."""
+
+    def flush(self, values: Any) -> None:
+        """Start work that has only been described so far. *values* as in :meth:`results`."""
+        ...
+
+    def results(self, values: Any) -> list[Any]:
+        """Return the runtime's results among *values*; for ``NOT_GIVEN`` all that are not there yet."""
+        ...
+
+    def is_ready(self, result: Any) -> bool:
+        """Return whether *result* is there. May raise what computing it raised."""
+        ...
+
+    def wait(self, results: list[Any]) -> None:
+        """Block until *results* are there. May raise what computing them raised."""
+        ...
+
+    def describe(self, place: Place) -> DeviceInfo:
+        """Return what the device is called."""
+        ...
+
+
+class FenceMark:
+    """What must be ready, and when it was seen to be."""
+
+    __slots__ = ("at_ns", "error", "pending", "unready_ns", "window_ns", "window_of_pair_ns")
+
+    def __init__(self, pending: list[Any], now_ns: int) -> None:
+        self.pending = pending
+        self.unready_ns = now_ns
+        self.at_ns = 0 if pending else now_ns
+        self.window_ns = self.window_of_pair_ns = 0
+        self.error = ""
+
+
+class FenceClock:
+    """Marks are sets of results of *runtime*."""
+
+    name = "fence"
+
+    def __init__(self, runtime: Runtime, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._runtime = runtime
+        self._now_ns = now_ns
+        self._pending: deque[FenceMark] = deque()
+        self._lock = threading.Lock()
+        self._looking = False
+        self._arrived = threading.Event()
+
+    def mark(self, place: Place, values: Any = NOT_GIVEN, since: AnyMark | None = None) -> FenceMark | Missing:  # noqa: ARG002
+        """Place a mark that is reached when the results among *values* are there.
+
+        Where the end of a call holds none, everything that is not there yet counts; and if that is nothing,
+        no work was seen, and no time is told.
+        """
+        runtime = self._runtime
+        try:
+            runtime.flush(values)
+            found = runtime.results(values)
+            if not found and since is not None:
+                found = runtime.results(NOT_GIVEN)
+                if not found:
+                    return NO_RESULTS
+            mark = FenceMark([result for result in found if not runtime.is_ready(result)], self._now_ns())
+        except Exception as error:  # noqa: BLE001 - whatever the runtime reports
+            return Missing("device_error", str(error).partition("\n")[0])
+        if mark.pending:
+            if len(self._pending) >= _MOST_PENDING:
+                return _OVERFLOW
+            self._pending.append(mark)
+            self._look()
+        return mark
+
+    def is_capturing(self, place: Place) -> bool:  # noqa: ARG002 - the locator has looked
+        """Return False: nothing is captured where there are no streams."""
+        return False
+
+    def is_done(self, mark: AnyMark) -> bool:
+        """Return whether the results are there. Raises DeviceFault with what computing them raised."""
+        held = _fence(mark)
+        if held.error:
+            raise DeviceFault(held.error)
+        return held.at_ns != 0
+
+    def wait(self, mark: AnyMark) -> None:
+        """Block until the results are there. Raises DeviceFault with what computing them raised."""
+        held = _fence(mark)
+        pending = held.pending
+        if pending and not held.at_ns:
+            try:
+                self._runtime.wait(pending)
+            except Exception as error:  # noqa: BLE001 - whatever the runtime reports
+                self._stamp(held, str(error))
+            self._stamp(held)
+        self.is_done(held)
+
+    def wait_device(self, place: Place) -> None:
+        """Block until everything that this process has asked of the runtime is there."""
+        mark = self.mark(place)
+        if not isinstance(mark, Missing):
+            self.wait(mark)
+
+    def elapsed_ns(self, start: AnyMark, end: AnyMark) -> int:
+        """Return nanoseconds from *start* to *end*, on the host's own clock."""
+        first, last = _fence(start), _fence(end)
+        for mark in (first, last):
+            if not self.is_done(mark):
+                raise DeviceFault("the results are not there yet")
+        first.window_of_pair_ns = first.window_ns + last.window_ns
+        return max(0, last.at_ns - first.at_ns)
+
+    def position(self, start: AnyMark, elapsed_ns: int, called_ns: int, seen_ns: int) -> Position:  # noqa: ARG002
+        """Return when *start* was reached: stamped on the host's axis to begin with."""
+        mark = _fence(start)
+        return Position(mark.at_ns, mark.window_of_pair_ns + 1, fault=False)
+
+    def release(self, *marks: AnyMark) -> None:
+        """Let go of the results."""
+        for mark in marks:
+            _fence(mark).pending = []
+
+    def describe(self, place: Place) -> DeviceInfo:
+        """Return what the runtime calls its device."""
+        return self._runtime.describe(place)
+
+    def unhindered(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing here hinders a capture."""
+        return contextlib.nullcontext()
+
+    # -- the thread that looks ------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        with self._lock:
+            if self._looking:
+                self._arrived.set()
+                return
+            threading.Thread(target=self._run, name="gpu_timed-fence", daemon=True).start()
+            self._looking = True
+
+    def _run(self) -> None:
+        while True:
+            while self._pending:
+                self._sweep()
+            self._arrived.wait(_LINGER_S)
+            with self._lock:
+                self._arrived.clear()
+                if not self._pending:
+                    self._looking = False
+                    return
+
+    def _sweep(self) -> None:
+        """Stamp what is there by now, and sleep for a fraction of how long the oldest has waited."""
+        for _ in range(len(self._pending)):
+            mark = self._pending.popleft()
+            if not mark.at_ns and not self._is_there(mark):
+                self._pending.append(mark)
+        if self._pending:
+            waited = (self._now_ns() - min(mark.unready_ns for mark in self._pending)) / 1e9
+            time.sleep(min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, waited / _LOOKS_PER_WAIT)))
+
+    def _is_there(self, mark: FenceMark) -> bool:
+        now = self._now_ns()
+        try:
+            pending = mark.pending
+            ready = all(self._runtime.is_ready(result) for result in pending)
+            if ready:
+                self._runtime.wait(pending)  # at once: what went wrong comes out here
+        except Exception as error:  # noqa: BLE001 - whatever the runtime reports
+            self._stamp(mark, str(error))
+            return True
+        if ready:
+            self._stamp(mark)
+        else:
+            mark.unready_ns = now
+        return ready
+
+    def _stamp(self, mark: FenceMark, error: str = "") -> None:
+        with self._lock:
+            if not mark.at_ns:
+                mark.error = error.partition("\n")[0]
+                now = self._now_ns()
+                mark.window_ns = now - mark.unready_ns
+                mark.at_ns = now
+        mark.pending = []
+
+
+def _fence(mark: AnyMark) -> FenceMark:
+    assert isinstance(mark, FenceMark)  # noqa: S101 - our own marks come back to us
+    return mark

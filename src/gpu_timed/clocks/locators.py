@@ -1,0 +1,52 @@
+"""Every runtime of this process: the one that a launch names, else the first that has a device in use."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+from gpu_timed.clocks.cuda_locators import CupyLocator, NumbaLocator, TritonLocator
+from gpu_timed.clocks.cuda_places import CudaPlaces
+from gpu_timed.clocks.jax_runtime import JaxLocator
+from gpu_timed.clocks.torch_locator import TorchLocator
+from gpu_timed.ports import Launch, Locator, Place
+from gpu_timed.record import Missing
+
+_ABSENT: Final = frozenset({"no_device", "not_initialised", "unsupported_runtime"})
+_MODULES: Final = (("cupy", "cupy"), ("numba", "numba.cuda"), ("jax", "jax"))
+"""Runtimes asked where torch has no device, in this order, and the module that says that they are there."""
+
+
+class Locators:
+    """Asks torch first, as nearly every caller uses it, and the others only where torch has no device.
+
+    None of them is imported, and none initialised: what the application has not set up stays so.
+    """
+
+    def __init__(self) -> None:
+        cuda = CudaPlaces()
+        self._torch = TorchLocator(cuda)
+        self._of: dict[str, Locator] = {
+            "torch": self._torch,
+            "cupy": CupyLocator(cuda),
+            "numba": NumbaLocator(cuda),
+            "triton": TritonLocator(cuda, self._torch),
+            "jax": JaxLocator(),
+        }
+
+    def locate(self, launch: Launch | None = None) -> Place | Missing:
+        """Return where *launch*, or what this thread launches next, goes; or why it goes nowhere."""
+        if launch is not None:
+            return launch.absent or self._of[launch.runtime].locate(launch)
+        place = self._torch.locate()
+        if isinstance(place, Missing) and place.reason in _ABSENT:
+            for runtime, module in _MODULES:
+                if module in sys.modules:
+                    other = self._of[runtime].locate()
+                    if not (isinstance(other, Missing) and other.reason in _ABSENT):
+                        return other
+        return place
+
+    def device_of(self, value: Any) -> int | None:
+        """Return the device on which *value* lives, as far as torch knows."""
+        return self._torch.device_of(value)
