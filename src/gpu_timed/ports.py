@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gpu_timed.record import Cause, Missing, Record, Tier, Warmth
 
-
 NOT_GIVEN: Final = object()
 """Stands for the values of a piece of work that is not a call: nobody knows what it takes or makes."""
 

@@ -12,6 +12,7 @@ placed a few microseconds after the function returned, and an idle device takes 
 from __future__ import annotations
 
 import os
+import statistics
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -25,6 +26,12 @@ from gpu_timed.span import FAULT, Segment, Span
 DEVICE_ERROR_HINT: Final = "may come from earlier work"
 _PROVEN: Final = 0.9
 """Share of the device time that must be proven work before the device is called the bound."""
+_FAR_BEHIND_NS: Final = 1_000_000
+"""A full launch queue holds about a thousand entries, and so a millisecond of work at least."""
+_HELD_UP: Final = 4
+_HELD_UP_NS: Final = 20_000
+"""A call that took the host so many times its usual time, and so much longer, was held up."""
+_ENOUGH_QUIET: Final = 3
 _UNKNOWN: Final = Verdict("unknown", NOT_SET, ())
 
 
@@ -55,6 +62,8 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
     if span.device_error:
         missing = Missing("device_error", span.device_error)
     found = _nothing(missing) if missing is not None else _read_marks(span, seen_ns)
+    if missing is None:
+        _note_full_queue(span, found)
     to_unix = span.host.to_unix
     ended_ns = max(span.returned_ns, span.started_ns) + span.sync_ns
     if isinstance(found.end_ns, int) and span.late == "host":
@@ -194,6 +203,22 @@ def _read_segment(span: Span, segment: Segment, seen_ns: int) -> _Device:
         uncertainty_ns=uncertainty,
         gaps=gaps,
     )
+
+
+def _note_full_queue(span: Span, found: _Device) -> None:
+    """Say so where the host was held up while the device was far behind it: a launch waited for a free entry.
+
+    An inference, from what the same site's calls usually cost the host. The device must have been behind
+    all the time, which tells this from a call that waits for a result.
+    """
+    taken = sum(segment.marked_ns - segment.called_ns for segment in span.segments) // len(span.segments)
+    quiet = span.site.quiet_ns
+    if found.gaps == "no" and _number(found.queue_ns) >= _FAR_BEHIND_NS and len(quiet) >= _ENOUGH_QUIET:
+        usual = statistics.median(quiet.copy())
+        if taken > _HELD_UP * usual and taken > usual + _HELD_UP_NS:
+            span.note("launch_queue_full")
+            return
+    quiet.append(taken)
 
 
 def _launch(span: Span) -> Measured:

@@ -184,7 +184,8 @@ class Record:
     """What was raised, as ``type: message``."""
     quality: tuple[str, ...] = ()
     """Notes on what is doubtful about the numbers: ``interleaved``, ``result_on_other_device``, ``anchor_fault``,
-    ``segments_overflow``."""
+    ``segments_overflow``, ``launch_queue_full`` (the launch waited for room in the device's queue: ``launch_ns``
+    is not what launching costs)."""
 
     def __repr__(self) -> str:
         """Show what was measured, and each reason for what was not once."""

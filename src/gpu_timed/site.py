@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -15,6 +16,8 @@ from gpu_timed.values import AttributeValue, clean_all
 CODE_FUNCTION_NAME: Final = "code.function.name"
 CODE_FILE_PATH: Final = "code.file.path"
 CODE_LINE_NUMBER: Final = "code.line.number"
+
+_QUIET_CALLS: Final = 32
 
 AttributeSource = Mapping[str, Any] | Callable[..., Mapping[str, Any]]
 
@@ -45,6 +48,7 @@ class Site:
         "launch",
         "mode",
         "name",
+        "quiet_ns",
         "sync",
         "variable_attributes",
     )
@@ -87,6 +91,8 @@ class Site:
         fixed = clean_all(attributes) if isinstance(attributes, Mapping) else {}
         self.attributes: dict[str, AttributeValue] = {**(code or {}), **fixed}
         self.calls = itertools.count()
+        #: Host nanoseconds of its latest calls that no full launch queue held up.
+        self.quiet_ns: deque[int] = deque(maxlen=_QUIET_CALLS)
 
     def __reduce__(self) -> Any:
         """Pickle the options; a copy in another process counts its own calls."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar, cast, overload
 
 from gpu_timed import current
-from gpu_timed.callables import functions
+from gpu_timed.callables import functions, kinds
 from gpu_timed.errors import ConfigurationError, NotCallableError
 from gpu_timed.settings import LatePolicy, SyncPolicy
 from gpu_timed.site import AttributeSource, Site, caller_attributes, code_attributes
@@ -85,20 +84,10 @@ def gpu_timed(
 
 def _decorate(target: Any, *, name: str | None, mode: str | None, sync: SyncPolicy | None, **options: Any) -> Any:
     """Decorate *target*; the options as in :func:`gpu_timed`."""
-    if isinstance(target, str):
-        raise NotCallableError(
-            f"gpu_timed({target!r}) decorates a string. To name the spans of a function: @gpu_timed(name={target!r}). "
-            f"For a block of code: with gpu_span({target!r}):"
-        )
     if isinstance(target, staticmethod | classmethod):
         inner = _decorate(target.__func__, name=name, mode=mode, sync=sync, **options)
         return type(target)(inner)
-    if isinstance(target, property):
-        raise NotCallableError("gpu_timed cannot decorate a property: put @property above @gpu_timed.")
-    if not callable(target):
-        raise NotCallableError(
-            f"gpu_timed can only decorate something that can be called, not {type(target).__name__} {target!r:.60}."
-        )
+    kinds.refuse(target)
     held = current.settings()
     if sync == "device" and functions.suspends(target):
         raise ConfigurationError(
@@ -110,15 +99,12 @@ def _decorate(target: Any, *, name: str | None, mode: str | None, sync: SyncPoli
         sync=sync,
         mode=mode,
         code=code_attributes(target),
+        launch=kinds.launch_of(target),
         **options,
     )
     if held.disabled and mode is None:
         return target
-    if inspect.isfunction(target):
-        return functions.wrap(target, site, current.door)
-    from gpu_timed.callables import objects  # noqa: PLC0415 - wrapt is loaded only where it is needed
-
-    return objects.wrap(target, site, current.door)
+    return kinds.wrap(target, site, current.door)
 
 
 def gpu_span(

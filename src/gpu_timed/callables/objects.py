@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +31,20 @@ class _Timed(wrapt.FunctionWrapper):  # type: ignore[type-arg] # not generic at 
 
         super().__init__(target, call)
         self._self_made_of = (site, door)
+
+    def __getattr__(self, name: str) -> Any:
+        """Let a method that returns its object (``module.eval()``, ``module.to(…)``) return the timed one."""
+        found = getattr(self.__wrapped__, name)
+        if not isinstance(found, types.MethodType) or found.__self__ is not self.__wrapped__:
+            return found
+        method = found.__func__
+
+        @functools.wraps(method)
+        def call(timed: Any, *args: Any, **kwargs: Any) -> Any:
+            result = method(timed.__wrapped__, *args, **kwargs)
+            return timed if result is timed.__wrapped__ else result
+
+        return types.MethodType(call, self)
 
     def __copy__(self) -> Any:
         return wrap(copy.copy(self.__wrapped__), *self._self_made_of)

@@ -37,7 +37,7 @@ class Locators:
     def locate(self, launch: Launch | None = None) -> Place | Missing:
         """Return where *launch*, or what this thread launches next, goes; or why it goes nowhere."""
         if launch is not None:
-            return launch.absent or self._of[launch.runtime].locate(launch)
+            return self._of[launch.runtime].locate(launch) if launch.absent is None else launch.absent
         place = self._torch.locate()
         if isinstance(place, Missing) and place.reason in _ABSENT:
             for runtime, module in _MODULES:

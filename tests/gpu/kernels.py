@@ -1,0 +1,40 @@
+"""The same work as a Numba kernel and as a Triton kernel: every thread multiplies and adds so many times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+if not hasattr(np, "row_stack"):  # numba-cuda up to 0.30 asks for what NumPy 2.5 took away
+    np.row_stack = np.vstack
+
+import triton
+import triton.language as tl
+from numba import cuda
+
+SIZE = 132 * 4 * 256
+
+
+@cuda.jit
+def numba_work(a: Any, rounds: Any) -> None:
+    i = cuda.grid(1)
+    if i < a.size:
+        x = a[i]
+        for _ in range(rounds):
+            x = x * 0.999 + 0.001
+        a[i] = x
+
+
+@triton.jit
+def triton_work(a, size, rounds, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201, N803 - Triton's own language
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(a + i, mask=i < size)
+    for _ in range(rounds):
+        x = x * 0.999 + 0.001
+    tl.store(a + i, x, mask=i < size)
+
+
+triton_tuned = triton.autotune(configs=[triton.Config({"BLOCK": 256}), triton.Config({"BLOCK": 512})], key=["size"])(
+    triton_work
+)
