@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 if not hasattr(np, "row_stack"):  # numba-cuda up to 0.30 asks for what NumPy 2.5 took away
-    np.row_stack = np.vstack
+    np.vstack = np.vstack
 
 import triton
 import triton.language as tl
@@ -27,7 +27,7 @@ def numba_work(a: Any, rounds: Any) -> None:
 
 
 @triton.jit
-def triton_work(a, size, rounds, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201, N803 - Triton's own language
+def triton_work(a, size, rounds, BLOCK: tl.constexpr):  # noqa: N803 - Triton's own language
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(a + i, mask=i < size)
     for _ in range(rounds):

@@ -65,9 +65,9 @@ def main() -> None:
         import matplotlib as mpl
 
         mpl.use("Agg")
-        from matplotlib import pyplot
+        from matplotlib import pyplot as plt
 
-        figure, axes = pyplot.subplots(figsize=(9, 4.5))
+        figure, axes = plt.subplots(figsize=(9, 4.5))
         axes.plot([r.launch_ns / 1e3 for r in records], ".", ms=2, label="host: launch")
         axes.plot([r.device_ns / 1e3 for r in records], ".", ms=2, label="device")
         axes.set(

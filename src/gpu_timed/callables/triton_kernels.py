@@ -12,7 +12,6 @@ are unchanged) and ``torch._guards.TracingContext`` (2.6 to 2.13), by which Dyna
 from __future__ import annotations
 
 import collections
-import functools
 import sys
 from typing import Any, Final
 
@@ -33,7 +32,7 @@ def is_kernel(target: Any) -> bool:
 
 def wrap(target: Any, site: Site, door: Door) -> Any:
     """Return a copy of the kernel *target*, each launch of which is a span."""
-    kind = _timed_class(type(target), _TimedLaunches)
+    kind = _timed_class(type(target))
     timed: Any = object.__new__(kind)
     vars(timed).update(vars(target))
     timed.__wrapped__ = target
@@ -100,7 +99,6 @@ class _TimedLaunches:
         return self.__copy__()
 
 
-@functools.cache
-def _timed_class(kind: Any, timed: Any) -> type[Any]:
-    """Return a subclass of *kind* whose launches are *timed*; made once for each class of kernel."""
-    return type(kind.__name__, (timed, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+def _timed_class(kind: type[Any]) -> type[Any]:
+    """Return a subclass of *kind* whose launches are timed."""
+    return type(kind.__name__, (_TimedLaunches, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
