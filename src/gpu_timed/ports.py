@@ -5,12 +5,15 @@ The engine knows these and no implementation: clocks, locators, probes and sinks
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from gpu_timed.record import Cause, Missing, Record, Tier, Warmth
+
+_ENDS_KEPT: Final = 1024
 
 NOT_GIVEN: Final = object()
 """Stands for the values of a piece of work that is not a call: nobody knows what it takes or makes."""
@@ -33,7 +36,7 @@ class DeviceInfo:
 class Place:
     """One stream of one device, with the clock that can mark it. Made once for each stream, then kept."""
 
-    __slots__ = ("clock", "device", "stream", "watchers")
+    __slots__ = ("clock", "device", "ends", "stream", "watchers")
 
     def __init__(self, clock: Clock, device: int, stream: int) -> None:
         self.clock = clock
@@ -41,6 +44,8 @@ class Place:
         self.stream = stream
         #: Spans that have a start mark here and no end mark yet: a mark by a stranger is a mark in between.
         self.watchers: list[Any] = []
+        #: Where the device reached the latest end marks, on the host's monotonic axis.
+        self.ends: deque[int] = deque(maxlen=_ENDS_KEPT)
 
 
 class Launch(NamedTuple):

@@ -27,7 +27,11 @@ DEVICE_ERROR_HINT: Final = "may come from earlier work"
 _PROVEN: Final = 0.9
 """Share of the device time that must be proven work before the device is called the bound."""
 _FAR_BEHIND_NS: Final = 1_000_000
-"""A full launch queue holds about a thousand entries, and so a millisecond of work at least."""
+"""How far behind the device is, at the least, when its launch queue is full of work of a microsecond or more."""
+_QUEUE_ENTRIES: Final = 1000
+"""What the launch queue of a stream holds, about: kernels and marks."""
+_LAUNCH_NS: Final = 1_500
+"""The least that a launch costs the host (an event 1.6 µs on an H200's, a kernel more): bounds their number."""
 _HELD_UP: Final = 4
 _HELD_UP_NS: Final = 20_000
 """A call that took the host so many times its usual time, and so much longer, was held up."""
@@ -209,16 +213,22 @@ def _note_full_queue(span: Span, found: _Device) -> None:
     """Say so where the host was held up while the device was far behind it: a launch waited for a free entry.
 
     An inference, from what the same site's calls usually cost the host. The device must have been behind
-    all the time, which tells this from a call that waits for a result.
+    all the time, which tells this from a call that waits for a result; and as many spans must have been
+    waiting as could fill the queue, which tells it from a hiccup of the host's behind a short queue.
     """
+    last = span.segments[-1]
     taken = sum(segment.marked_ns - segment.called_ns for segment in span.segments) // len(span.segments)
-    quiet = span.site.quiet_ns
+    quiet, ends = span.site.quiet_ns, last.place.ends if last.place is not None else ()
     if found.gaps == "no" and _number(found.queue_ns) >= _FAR_BEHIND_NS and len(quiet) >= _ENOUGH_QUIET:
         usual = statistics.median(quiet.copy())
         if taken > _HELD_UP * usual and taken > usual + _HELD_UP_NS:
-            span.note("launch_queue_full")
-            return
-    quiet.append(taken)
+            waiting = 1 + sum(end > last.marked_ns for end in tuple(ends))
+            if waiting * (2 + usual / _LAUNCH_NS) >= _QUEUE_ENTRIES:
+                span.note("launch_queue_full")
+    if "launch_queue_full" not in span.quality:
+        quiet.append(taken)
+    if last.place is not None:
+        last.place.ends.append(_number(found.end_ns))
 
 
 def _launch(span: Span) -> Measured:

@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ from workloads import captured, mlp_graph  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 CALLS = 200
-ROUNDS = 20_000
+ROUNDS = 10_000
 GRID = (SIZE // 256, 256)
 
 
@@ -63,30 +64,38 @@ def agree(pairs: list[float], records: list[Record], what: str) -> None:
 
 @pytest.mark.parametrize("sync", ["boundary", "deferred"])
 @pytest.mark.parametrize("where", ["default", "side"])
-@pytest.mark.parametrize("how", ["[]", "forall"])
+@pytest.mark.parametrize("how", ["[] idle", "[] queued", "forall queued"])
 def test_a_numba_kernel_reads_as_its_own_event_pair(where: str, sync: str, how: str) -> None:
-    """On the default stream and on a side stream; launches of both arms in turn."""
+    """On the default stream and on a side stream, both arms in turn; forall's launch is slow: behind other work."""
     a = cuda.to_device(torch.ones(SIZE).numpy())
     stream = cuda.stream() if where == "side" else 0
     timed = gpu_timed(numba_work, sync=sync)
 
     def launcher(kernel: Any) -> Callable[[], None]:
-        if how == "forall":
+        if how.startswith("forall"):
             configured = kernel.forall(SIZE, 256, stream)
             return lambda: configured(a, ROUNDS)
         return lambda: kernel[(*GRID, stream)](a, ROUNDS)
 
+    def ahead() -> None:
+        cuda.synchronize()
+        if how.endswith("queued"):
+            numba_work[(*GRID, stream)](a, ROUNDS)
+
     bare, ours = launcher(numba_work), launcher(timed)
-    bare(), ours()
+    for launch in (bare, ours):
+        launch()
     flush(30)
     pairs = []
     with capture() as records:
         for _ in range(CALLS):
+            ahead()
             pairs.append(numba_pair(bare, stream))
+            ahead()
             ours()
-            cuda.synchronize()
+        cuda.synchronize()
     agree(pairs, records, f"numba {how} {where} {sync}")
-    assert {record.stream for record in records} == ({0} if where == "default" else {int(stream.handle.value)})
+    assert {record.stream for record in records} == ({0} if where == "default" else {int(stream.handle)})
     assert {record.name for record in records} == {"numba_work"}
 
 
@@ -110,7 +119,8 @@ def test_a_triton_kernel_reads_as_an_event_pair(where: str, sync: str, which: st
     assert isinstance(timed, type(kernel))
     bare, ours = launcher(kernel), launcher(timed)
     with torch.cuda.stream(stream):
-        bare(), ours()
+        for launch in (bare, ours):
+            launch()
         torch.cuda.synchronize()
         flush(30)
         pairs = []
@@ -134,7 +144,8 @@ def test_a_compiled_region_takes_a_timed_triton_kernel_and_reports_it_once() -> 
 
     compiled = torch.compile(f, fullgraph=True)
     a = torch.full((SIZE,), 3.0, device="cuda")
-    with capture() as records:
+    with warnings.catch_warnings(), capture() as records:
+        warnings.simplefilter("ignore")  # what Inductor says of itself
         for _ in range(3):
             out = compiled(a)
     torch.testing.assert_close(out, f(a))
@@ -143,81 +154,82 @@ def test_a_compiled_region_takes_a_timed_triton_kernel_and_reports_it_once() -> 
 
 
 def test_a_stream_of_tokens_reads_the_sum_of_its_steps() -> None:
-    """A decorated generator of 64 tokens, one graph replay each: the sum of the event pairs around the replays."""
+    """A generator of 64 tokens, one graph replay each: bare with an event pair a token, and decorated, in turn."""
     step = mlp_graph()
-    pairs: list[tuple[Any, Any]] = []
+    foreign = captured(lambda: torch.ones(1 << 24, device="cuda").sin_())
+    stream = torch.cuda.current_stream()
 
-    @gpu_timed(name="stream")
-    def tokens() -> Any:
-        stream = torch.cuda.current_stream()
+    def tokens(pairs: list[tuple[Any, Any]] | None = None) -> Any:
         for token in range(64):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record(stream)
+            if pairs is not None:
+                pairs.append(tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)))
+                pairs[-1][0].record(stream)
             step()
-            end.record(stream)
-            pairs.append((start, end))
+            if pairs is not None:
+                pairs[-1][1].record(stream)
             yield token
 
-    foreign = captured(lambda: torch.ones(1 << 24, device="cuda").sin_())
-    list(tokens())
-    differences = []
+    timed = gpu_timed(tokens, name="stream")
+    sums = []
     with capture() as records:
-        for _ in range(10):
-            pairs.clear()
-            for _ in tokens():
-                foreign.replay()  # between two tokens: none of its business
-            torch.cuda.synchronize()
-            differences.append(sum(start.elapsed_time(end) for start, end in pairs) * 1e3)
-    steps, ours = statistics.median(differences), statistics.median(r.device_ns for r in records) / 1e3
-    print(f"64 tokens: sum of pairs {steps:.1f} us, span {ours:.1f} us, each token {(ours - steps) / 64:+.2f} us off")
+        for _ in range(30):
+            pairs: list[tuple[Any, Any]] = []
+            for stream_of_tokens in (tokens(pairs), timed()):
+                for _ in stream_of_tokens:
+                    foreign.replay()  # between two tokens: none of its business
+                torch.cuda.synchronize()
+            sums.append(sum(start.elapsed_time(end) for start, end in pairs) * 1e3)
     assert all(record.resumptions == 65 for record in records)
-    assert 0 <= ours - steps <= 64 * 2.0 + 10 + 0.005 * steps  # our marks lie outside the pair's: 64 times
+    agree(sums, records, "64 tokens")
 
 
 def test_the_launch_queue_fills_and_device_times_stay_flat() -> None:
     """4,000 unsynchronised Numba launches: the host's part bends, the device's does not, and the bend is noted (A5)."""
     a = cuda.to_device(torch.ones(SIZE).numpy())
-    timed = gpu_timed(numba_work, sync="deferred")
-    launch = timed[GRID]
-    launch(a, 2000)
-    cuda.synchronize()
+    launch = gpu_timed(numba_work, sync="deferred")[GRID]
+    for _ in range(10):
+        launch(a, ROUNDS)
+        cuda.synchronize()
     with capture(60) as records:
         for _ in range(4000):
-            launch(a, 2000)
+            launch(a, ROUNDS)
         cuda.synchronize()
     records.sort(key=lambda record: record.call_index)
-    device = [record.device_ns for record in records]
+    device, launches = ([getattr(record, name) for record in records] for name in ("device_ns", "launch_ns"))
     noted = [index for index, record in enumerate(records) if "launch_queue_full" in record.quality]
-    middle = statistics.median(device)
-    print(f"first noted {noted[:1]}, noted {len(noted)}, device median {middle / 1e3:.1f} us")
-    late, early = statistics.median(device[2000:]), statistics.median(device[100:300])
-    assert abs(late - early) <= max(2_000, 0.02 * middle)
-    assert noted, "the queue filled and nobody said so"
-    assert noted[0] > 100
+    early, late = statistics.median(device[100:300]), statistics.median(device[3000:])
+    quick, slow = statistics.median(launches[100:300]), statistics.median(launches[3000:])
+    print(f"A5: device {early / 1e3:.1f} then {late / 1e3:.1f} us; launch {quick / 1e3:.1f} then {slow / 1e3:.1f} us")
+    print(f"A5: first noted {noted[:1]}, noted {len(noted)}; before the bend {len([i for i in noted if i < 250])}")
+    assert abs(late - early) <= max(2_000, 0.02 * early)
+    assert slow > 3 * quick
+    assert noted
+    assert noted[0] > 200
     assert len(noted) >= 0.5 * (4000 - noted[0])
 
 
 def test_the_launch_queue_of_torch_fills_too() -> None:
-    """The same for a decorated torch function of one kernel."""
-    x = torch.ones(1 << 22, device="cuda")
+    """The same for a decorated torch function of four kernels behind 0.1 s of foreign work."""
+    x = torch.ones(1 << 24, device="cuda")
 
     @gpu_timed(sync="deferred")
     def f() -> None:
         for _ in range(4):
             torch.sin_(x)
 
-    f()
-    torch.cuda.synchronize()
-    torch.cuda._sleep(200_000_000)  # 0.1 s of foreign work in front
+    for _ in range(10):
+        f()
+        torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
     with capture(60) as records:
-        for _ in range(1500):
+        for _ in range(1000):
             f()
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
     records.sort(key=lambda record: record.call_index)
     noted = [index for index, record in enumerate(records) if "launch_queue_full" in record.quality]
-    print(f"torch: first noted {noted[:1]}, noted {len(noted)}")
+    print(f"torch: first noted {noted[:1]}, noted {len(noted)}, device {records[500].device_ns / 1e3:.1f} us")
     assert noted
-    assert noted[0] > 10
+    assert noted[0] > 100
 
 
 def test_a_function_that_waits_for_its_result_has_no_full_queue() -> None:
@@ -242,7 +254,7 @@ def run_alone(body: str) -> str:
     head = """
         import sys
         import numpy as np
-        if not hasattr(np, "row_stack"): np.row_stack = np.vstack
+        if not hasattr(np, "row_stack"): setattr(np, "row_stack", np.vstack)
         from gpu_timed import gpu_timed, gpu_span
         from gpu_timed.testing import capture
     """
@@ -276,7 +288,7 @@ def test_numba_alone_in_a_process() -> None:
             with gpu_span("span"): lazy[4, 256](a)
         for record in records: print(record)
         assert len(records) == 8 and all(isinstance(r.device_ns, int) for r in records)
-        assert records[1].stream == int(stream.handle.value) != 0
+        assert records[1].stream == int(stream.handle) != 0
         assert records[0].device_uuid.startswith("GPU-") and records[0].clock == "cuda_event"
         import threading
         with capture() as records:
@@ -290,29 +302,26 @@ def test_numba_alone_in_a_process() -> None:
 def test_cupy_alone_in_a_process() -> None:
     """Without torch: a decorated function over CuPy is marked on CuPy's current stream."""
     pytest.importorskip("cupy")
-    out = run_alone(
-        """
+    out = run_alone("""
         import cupy
         @gpu_timed
         def f(x): return cupy.sin(x)
-        with capture() as records: x = f(np.ones(4))
-    """.replace(
-            "with capture() as records: x = f(np.ones(4))",
-            """
         x = cupy.ones(1 << 24)
-        f(x)
         stream = cupy.cuda.Stream(non_blocking=True)
         start, end = cupy.cuda.Event(), cupy.cuda.Event()
-        with capture() as records, stream:
-            f(x)
-            start.record(); cupy.sin(x); end.record(); end.synchronize()
-        pair = cupy.cuda.get_elapsed_time(start, end) * 1e6
-        print(records[0], pair)
-        assert records[0].stream == stream.ptr
-        assert 0.7 * pair < records[0].device_ns < 2 * pair + 50_000
-    """,
-        )
-    )
+        ours, pairs = [], []
+        with stream:
+            for _ in range(20):
+                with capture() as records:
+                    f(x)
+                start.record(); cupy.sin(x); end.record(); end.synchronize()
+                pairs.append(cupy.cuda.get_elapsed_time(start, end) * 1e6)
+                ours.append(records[0].device_ns)
+                assert records[0].stream == stream.ptr
+        pair, mine = sorted(pairs)[10], sorted(ours)[10]
+        print(records[0], pair, mine)
+        assert 0.8 * pair < mine < 1.2 * pair + 20_000
+    """)
     assert "fine" in out
 
 

@@ -82,7 +82,9 @@ def mlp_graph() -> Callable[[], None]:
             y = torch.relu(layer(y))
         return y
 
-    return captured(step).replay
+    graph = captured(step)
+    graph.keeps = layers, x  # type: ignore[attr-defined] # a graph reads addresses and owns nothing
+    return graph.replay
 
 
 class LlamaStep:

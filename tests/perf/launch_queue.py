@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
-LAUNCHES, ROUNDS = 4000, 2000
+LAUNCHES, ROUNDS = 4000, 10_000
 
 
 def measure() -> list[Any]:

@@ -91,10 +91,10 @@ def _plain(function: Callable[..., Any], site: Site, door: Door) -> types.Functi
     return cast("types.FunctionType", call)
 
 
-def _generator(function: Callable[..., Any], site: Site, door: Door, *, suspends: bool = False) -> types.FunctionType:
+def _generator(function: Callable[..., Any], site: Site, door: Door) -> types.FunctionType:
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         inner = function(*args, **kwargs)
-        opened = door.enter(site, args, kwargs, suspends=suspends)
+        opened = door.enter(site, args, kwargs)
         if opened is None:
             return (yield from inner)
         try:
@@ -110,8 +110,21 @@ def _generator(function: Callable[..., Any], site: Site, door: Door, *, suspends
 
 def _generator_coroutine(function: Callable[..., Any], site: Site, door: Door) -> types.FunctionType:
     """Wrap what ``types.coroutine`` made: a generator function whose result can be awaited."""
-    made = types.coroutine(_generator(function, site, door, suspends=True))
-    return cast("types.FunctionType", made)
+
+    def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        inner = function(*args, **kwargs)
+        opened = door.enter(site, args, kwargs, suspends=True)
+        if opened is None:
+            return (yield from inner)
+        try:
+            result = yield from _steps(inner, opened)
+        except BaseException as error:
+            yield from close(opened, error).__await__()
+            raise
+        yield from close(opened, None, result).__await__()
+        return result
+
+    return cast("types.FunctionType", types.coroutine(call))
 
 
 def _coroutine(function: Callable[..., Any], site: Site, door: Door) -> types.FunctionType:

@@ -40,7 +40,7 @@ def refuse(target: Any) -> None:
         raise NotCallableError(
             "gpu_timed cannot time an exported program, which cannot be called: decorate what its .module() gives."
         )
-    if not callable(target):
+    if not callable(target) and not triton_kernels.is_kernel(target):  # an autotuner can only be launched
         raise NotCallableError(
             f"gpu_timed can only decorate something that can be called, not {kind.__name__} {target!r:.60}."
         )

@@ -25,9 +25,11 @@ class _Timed(wrapt.FunctionWrapper):  # type: ignore[type-arg] # not generic at 
 
     def __init__(self, target: Callable[..., Any], site: Site, door: Door) -> None:
         template = functions.template_for(target)
+        made = template(target, site, door)
 
         def call(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001 - wrapt's
-            return template(wrapped, site, door)(*args, **kwargs)
+            timed = made if wrapped is target else template(wrapped, site, door)  # bound to an instance
+            return timed(*args, **kwargs)
 
         super().__init__(target, call)
         self._self_made_of = (site, door)

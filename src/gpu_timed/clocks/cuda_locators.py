@@ -34,10 +34,14 @@ class NumbaLocator(_ByTorch):
         self._cuda = cuda
         per_thread = os.environ.get("NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM", "0")
         self._default = 0 if per_thread in ("", "0") else _PER_THREAD
+        self._simulated: bool | None = None
 
     def locate(self, launch: Launch | None = None) -> Place | Missing:
         """Return where a launch in this thread goes, or why it goes nowhere."""
-        if "numba.cuda.simulator" in sys.modules:
+        if self._simulated is None:
+            jit: Any = getattr(sys.modules.get("numba.cuda"), "jit", None)
+            self._simulated = "simulator" in (getattr(jit, "__module__", None) or "")
+        if self._simulated:
             return SIMULATED
         stream = launch.stream if launch is not None else None
         return self._cuda.of_thread(stream or self._default)
