@@ -18,6 +18,8 @@ from gpu_timed.values import AttributeValue
 MOST_SEGMENTS: Final = 4096
 """Resumptions of one coroutine that are marked; beyond it the device time is Missing("overflow")."""
 _READING_S: Final = 1.0
+_NO_FAILURES: Final = frozenset({("torch.utils.checkpoint", "_StopRecomputationError")})
+"""Exceptions that are an ordinary ending: a checkpointed function is computed again only as far as it is needed."""
 OVERFLOW: Final = Missing("overflow")
 DEVICE_CHANGED: Final = Missing("device_changed")
 FAULT: Final = Missing("internal_fault")
@@ -223,6 +225,8 @@ class Span(RecordingSpan):
     def fail(self, error: BaseException) -> None:
         """Remember what the call raised, as text: keeping it would keep its frames and their tensors."""
         kind = type(error)
+        if (kind.__module__, kind.__name__) in _NO_FAILURES:
+            return
         module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
         self.error = f"{module}{kind.__qualname__}: {message_of(error)}"
         if isinstance(error, Exception):

@@ -93,9 +93,8 @@ def _decorate(target: Any, *, name: str | None, mode: str | None, sync: SyncPoli
         raise ConfigurationError(
             "sync='device' would block the event loop of a coroutine: use 'boundary' or 'deferred'."
         )
-    qualified = getattr(target, "__qualname__", None) or type(target).__qualname__
     site = current.new_site(
-        qualified.replace(".<locals>", "") if name is None else name,
+        kinds.name_of(target) if name is None else name,
         sync=sync,
         mode=mode,
         code=code_attributes(target),

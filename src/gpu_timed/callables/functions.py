@@ -25,8 +25,30 @@ _DYNAMO: Final = ("_torchdynamo", "get_compiler_config")
 
 
 def wrap(function: Callable[..., Any], site: Site, door: Door) -> Callable[..., Any]:
-    """Return a function of the same kind and signature as *function*, each call of which is a span."""
-    return _own_code(template_for(function)(function, site, door), function)
+    """Return a function of the same kind and signature as *function*, each call of which is a span.
+
+    *function* may be any callable; what is made of an object that is no function takes after its ``__call__``.
+    """
+    make = template_for(function)
+    template = make(function, site, door)
+    name = getattr(function, "__name__", None) or type(function).__name__
+    code = template.__code__
+    code = code.replace(
+        co_name=name,
+        co_qualname=getattr(function, "__qualname__", None) or name,
+        # TorchScript compiles the source of the function inside, and looks its names up in *our* closure and
+        # globals: no name of ours may be one of the user's, and theirs must be found.
+        co_freevars=tuple(f"_gpu_timed_{free}" for free in code.co_freevars),
+    )
+    is_function = isinstance(function, types.FunctionType)
+    scope = function.__globals__ if is_function and make is _plain else template.__globals__
+    own = types.FunctionType(code, scope, name, None, template.__closure__)
+    functools.update_wrapper(own, function, updated=())
+    if is_function:
+        # What Dynamo keeps on a compiled function says how to get around it (pytorch#172732): not for a wrapper.
+        own.__dict__.update({key: value for key, value in vars(function).items() if not key.startswith(_DYNAMO)})
+    own.__dict__["__wrapped__"] = function
+    return own
 
 
 def compiling() -> bool:
@@ -58,23 +80,12 @@ def _is(question: Callable[[Any], bool], target: Any) -> bool:
     return question(target) or (not isinstance(target, type) and question(getattr(target, "__call__", None)))  # noqa: B004
 
 
-def _own_code(template: types.FunctionType, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give *template* a code object of its own, named after *function*, and make it look like *function*."""
-    name = getattr(function, "__name__", template.__name__)
-    code = template.__code__.replace(co_name=name, co_qualname=getattr(function, "__qualname__", name))
-    own = types.FunctionType(code, template.__globals__, name, None, template.__closure__)
-    functools.update_wrapper(own, function, updated=())
-    # What Dynamo keeps on a compiled function says how to get around it (pytorch#172732): not for a wrapper.
-    held = {key: value for key, value in vars(function).items() if not key.startswith(_DYNAMO)}
-    own.__dict__.update(held, __wrapped__=function)
-    return own
-
-
 def _plain(function: Callable[..., Any], site: Site, door: Door) -> types.FunctionType:
-    name, enter, traced = site.name, door.enter, door.traced
+    # Everything it needs is in its closure: its globals are to be those of *function*.
+    name, enter, traced, is_compiling = site.name, door.enter, door.traced, compiling
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if compiling():
+        if is_compiling():
             traced(name)
             return function(*args, **kwargs)
         opened = enter(site, args, kwargs)

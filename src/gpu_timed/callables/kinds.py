@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
-from gpu_timed.callables import classes, functions, order, triton_kernels
+from gpu_timed.callables import classes, functions, modules, order, triton_kernels
 from gpu_timed.errors import NotCallableError
 from gpu_timed.ports import Door, Launch
 from gpu_timed.site import Site
@@ -50,6 +50,18 @@ def refuse(target: Any) -> None:
         order.refuse(target)
 
 
+def name_of(target: Any) -> str:
+    """Return what the spans of *target* are called where the user says nothing: its name in the code."""
+    for inside in ("func", "_orig_mod"):  # a partial, and what torch.compile makes of a module
+        held = getattr(target, inside, None)
+        if callable(held) and type(target).__name__ in ("partial", "OptimizedModule"):
+            return name_of(held)
+    if type(target).__name__ in ("ScriptFunction", "RecursiveScriptModule", "TopLevelTracedModule"):
+        return str(getattr(target, "name", None) or getattr(target, "original_name", ""))
+    qualified: str = getattr(target, "__qualname__", None) or type(target).__qualname__
+    return qualified.replace(".<locals>", "")
+
+
 def launch_of(target: Any) -> Launch | None:
     """Return which runtime *target* launches on, where its class says so; None for most things."""
     return _RUNTIMES.get(type(target).__module__.partition(".")[0])
@@ -63,6 +75,8 @@ def wrap(target: Callable[..., Any], site: Site, door: Door) -> Any:
         return classes.wrap(target, site, door)
     if triton_kernels.is_kernel(target):
         return triton_kernels.wrap(target, site, door)
+    if modules.is_module(target):
+        return modules.wrap(target, site, door)
     from gpu_timed.callables import numba_kernels, objects  # noqa: PLC0415 - wrapt is loaded only where it is needed
 
     if numba_kernels.is_kernel(target):

@@ -206,8 +206,9 @@ class FakeDevice:
         return self._places.setdefault(where, Place(self, *where))
 
     def device_of(self, value: Any) -> int | None:
-        """Return ``value.fake_device`` where there is one."""
-        return getattr(value, "fake_device", None)
+        """Return ``value.fake_device`` where there is one. Nothing is asked of what answers to any name."""
+        has = hasattr(type(value), "fake_device") or "fake_device" in getattr(value, "__dict__", ())
+        return value.fake_device if has else None
 
     # -- Clock ----------------------------------------------------------------------------------------
 
