@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from workloads import captured, mlp_graph  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 CALLS = 200
-ROUNDS = 10_000
+ROUNDS = 20_000
 GRID = (SIZE // 256, 256)
 
 
@@ -188,24 +189,25 @@ def test_the_launch_queue_fills_and_device_times_stay_flat() -> None:
     a = cuda.to_device(torch.ones(SIZE).numpy())
     launch = gpu_timed(numba_work, sync="deferred")[GRID]
     for _ in range(10):
-        launch(a, ROUNDS)
+        launch(a, ROUNDS // 2)
         cuda.synchronize()
     with capture(60) as records:
         for _ in range(4000):
-            launch(a, ROUNDS)
+            launch(a, ROUNDS // 2)
         cuda.synchronize()
     records.sort(key=lambda record: record.call_index)
-    device, launches = ([getattr(record, name) for record in records] for name in ("device_ns", "launch_ns"))
+    device = [record.device_ns for record in records]
+    host = [after.start_ns - before.start_ns for before, after in itertools.pairwise(records)]
     noted = [index for index, record in enumerate(records) if "launch_queue_full" in record.quality]
     early, late = statistics.median(device[100:300]), statistics.median(device[3000:])
-    quick, slow = statistics.median(launches[100:300]), statistics.median(launches[3000:])
-    print(f"A5: device {early / 1e3:.1f} then {late / 1e3:.1f} us; launch {quick / 1e3:.1f} then {slow / 1e3:.1f} us")
-    print(f"A5: first noted {noted[:1]}, noted {len(noted)}; before the bend {len([i for i in noted if i < 250])}")
+    quick, slow = statistics.median(host[100:300]), statistics.median(host[3000:])
+    print(f"A5: device {early / 1e3:.1f} then {late / 1e3:.1f} us; host {quick / 1e3:.1f} then {slow / 1e3:.1f} us")
+    print(f"A5: first noted {noted[:1]}, noted {len(noted)}")
     assert abs(late - early) <= max(2_000, 0.02 * early)
     assert slow > 3 * quick
     assert noted
-    assert noted[0] > 200
-    assert len(noted) >= 0.5 * (4000 - noted[0])
+    assert noted[0] >= 330
+    assert len(noted) >= 0.7 * (4000 - noted[0])
 
 
 def test_the_launch_queue_of_torch_fills_too() -> None:
@@ -229,7 +231,7 @@ def test_the_launch_queue_of_torch_fills_too() -> None:
     noted = [index for index, record in enumerate(records) if "launch_queue_full" in record.quality]
     print(f"torch: first noted {noted[:1]}, noted {len(noted)}, device {records[500].device_ns / 1e3:.1f} us")
     assert noted
-    assert noted[0] > 100
+    assert noted[0] > 50  # the queue is full after 170 calls; how many kernels a call has can only be bounded
 
 
 def test_a_function_that_waits_for_its_result_has_no_full_queue() -> None:
