@@ -24,6 +24,7 @@ from gpu_timed.context.gate import Gate
 from gpu_timed.errors import ConfigurationError
 from gpu_timed.export import handover
 from gpu_timed.export.otel import OtelSink
+from gpu_timed.imports import ImportWatch
 from gpu_timed.ledger import Ledger
 from gpu_timed.ports import Door, Launch, Locator, Sink
 from gpu_timed.resolver import Resolver
@@ -67,6 +68,7 @@ class _State:
         self.lock = threading.RLock()
         self.settings: Settings | None = None
         self.ledger = Ledger()
+        self.imports = ImportWatch(self._import_fault)
         self.tracer: Tracer | None = None
         self.sites: dict[Any, Site] = {}
         self.every_site: weakref.WeakSet[Site] = weakref.WeakSet()
@@ -76,6 +78,9 @@ class _State:
         self.warned = False
         self.ended = False
         self.told: Mapping[str, int] = {}
+
+    def _import_fault(self, kind: str, error: BaseException) -> None:
+        self.ledger.fault(kind, error)
 
 
 _state = _State()
@@ -141,6 +146,11 @@ def traced(name: str) -> None:
 # this while it traces, instead of tracing it.
 traced._dynamo_marked_constant = True  # type: ignore[attr-defined] # noqa: SLF001
 door: Final = Door(enter, traced)
+
+
+def imports() -> ImportWatch:
+    """Return what waits for modules in this process."""
+    return _state.imports
 
 
 def ledger() -> Ledger:
@@ -248,6 +258,7 @@ def reset() -> None:
         _state.ledger = Ledger()
         _state.sites = {}
         _state.traced = set()
+        _state.imports.close()
         _state.told = {}
         _state.installed = _state.ended = _state.warned = False
     if ending is not None:

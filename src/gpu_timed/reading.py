@@ -229,7 +229,7 @@ def _note_full_queue(span: Span, found: _Device) -> None:
         kernels = 1 if span.launch is not None else usual / _LAUNCH_NS
         if waiting * (kernels + 2) >= _QUEUE_ENTRIES:
             span.note("launch_queue_full")
-    if "launch_queue_full" not in span.quality:
+    if taken <= 2 * usual or _number(found.queue_ns) < _FAR_BEHIND_NS:  # else a full queue would become the usual
         quiet.append(taken)
     place.ends.append(_number(found.end_ns))
 
