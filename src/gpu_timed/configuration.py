@@ -19,6 +19,7 @@ def configure(
     sync: SyncPolicy | None = None,
     late: LatePolicy | None = None,
     device_spans: bool | None = None,
+    warmth: bool | None = None,
     max_pending: int | None = None,
     max_queue: int | None = None,
     poll_ms: float | None = None,
@@ -39,6 +40,8 @@ def configure(
         sync: Sync policy where a site names none.
         late: Which span may be late where a site does not say.
         device_spans: Whether a second span shows the device's work.
+        warmth: Whether compilers and caches are watched, to tell cold calls from warm ones. Set it before the
+            first recorded call.
         max_pending: Spans that may wait for the device at once.
         max_queue: Finished spans that may wait to be handed on.
         poll_ms: Milliseconds between two looks at pending marks.
@@ -58,6 +61,7 @@ def configure(
         "sync": sync,
         "late": late,
         "device_spans": device_spans,
+        "warmth": warmth,
         "max_pending": max_pending,
         "max_queue": max_queue,
         "poll_ms": poll_ms,

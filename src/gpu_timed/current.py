@@ -31,6 +31,8 @@ from gpu_timed.resolver import Resolver
 from gpu_timed.settings import Settings, from_environment
 from gpu_timed.site import Site
 from gpu_timed.tracer import Opened, Tracer
+from gpu_timed.warmth.probes import Probes
+from gpu_timed.warmth.ring import Ring
 
 _MOST_SITES: Final = 10_000
 _LOSSES: Final = (
@@ -69,6 +71,8 @@ class _State:
         self.settings: Settings | None = None
         self.ledger = Ledger()
         self.imports = ImportWatch(self._import_fault)
+        self.ring = Ring()
+        self.probes: Probes | None = None
         self.tracer: Tracer | None = None
         self.sites: dict[Any, Site] = {}
         self.every_site: weakref.WeakSet[Site] = weakref.WeakSet()
@@ -146,6 +150,11 @@ def traced(name: str) -> None:
 # this while it traces, instead of tracing it.
 traced._dynamo_marked_constant = True  # type: ignore[attr-defined] # noqa: SLF001
 door: Final = Door(enter, traced)
+
+
+def probes() -> Mapping[str, str]:
+    """Return what became of each warmth probe: ``waiting`` for its runtime, ``attached``, or why it could not be."""
+    return {} if _state.probes is None else dict(_state.probes.state)
 
 
 def imports() -> ImportWatch:
@@ -259,6 +268,9 @@ def reset() -> None:
         _state.sites = {}
         _state.traced = set()
         _state.imports.close()
+        if _state.probes is not None:
+            _state.probes.close()
+        _state.probes, _state.ring = None, Ring()
         _state.told = {}
         _state.installed = _state.ended = _state.warned = False
     if ending is not None:
@@ -271,7 +283,10 @@ def _make() -> Tracer:
             return _state.tracer
         held = settings()
         counts = _state.ledger
-        resolver = Resolver(held, counts)
+        ring = _state.ring if held.warmth else None
+        if ring is not None and _state.probes is None:
+            _state.probes = Probes(ring, _state.imports, counts.fault)
+        resolver = Resolver(held, counts, ring)
         otel = OtelSink(counts, device_spans=held.device_spans)
         resolver.add_sink(otel)
         gate = Gate(counts, _version.VERSION)
@@ -286,6 +301,7 @@ def _make() -> Tracer:
             host=HostClock(),
             resolver=resolver,
             otel=otel,
+            warmth=ring,
         )
         _register_exit()
         _watch_forks()
@@ -325,6 +341,7 @@ def _after_fork() -> None:
     old = _state.tracer
     _state.lock = threading.RLock()
     _state.ledger.restart()
+    _state.ring.restart()
     _state.tracer = None
     _state.told = {}
     for held in _state.every_site:

@@ -6,12 +6,12 @@ The engine knows these and no implementation: clocks, locators, probes and sinks
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from gpu_timed.record import Cause, Missing, Record, Tier, Warmth
+from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Record, Tier, Warmth
 
 _ENDS_KEPT: Final = 1024
 
@@ -145,22 +145,32 @@ class Locator(Protocol):
 
 
 class Verdict(NamedTuple):
-    """What the probes saw between the beginning and the end of a span."""
+    """What the probes saw while a span was running."""
 
     warmth: Warmth
     tier: Tier | Missing
     causes: tuple[Cause, ...]
+    compile_ns: Measured = NOT_SET
+
+
+class Interval(NamedTuple):
+    """A piece of a span in which something happened: the generations at its ends, and its thread."""
+
+    began: int
+    ended: int
+    thread_id: int
 
 
 class WarmthSource(Protocol):
     """Sees what is compiled, tuned, loaded or initialised in this process."""
 
-    def now(self) -> Any:
-        """Return where the stream of events stands now. Costs a few nanoseconds."""
+    @property
+    def generation(self) -> int:
+        """How many such events there have been. Costs a few nanoseconds."""
         ...
 
-    def verdict(self, began: Any, ended: Any, thread_id: int, *, first_call: bool) -> Verdict:
-        """Return what happened on behalf of *thread_id* between *began* and *ended*."""
+    def verdict(self, intervals: Sequence[Interval], *, first_call: bool) -> Verdict:
+        """Return what happened in *intervals*; without any, what that means."""
         ...
 
 

@@ -108,6 +108,7 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
         warmth=verdict.warmth,
         tier=verdict.tier,
         causes=verdict.causes,
+        compile_ns=verdict.compile_ns,
         first_call=span.index == 0,
         call_index=span.index,
         mode=span.site.mode or NOT_SET,

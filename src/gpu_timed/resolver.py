@@ -347,7 +347,7 @@ class Resolver:
     def _read(self, span: Span, seen_ns: int) -> Record:
         if self._warmth is None:
             return reading.read(span, seen_ns)
-        verdict = self._warmth.verdict(span.warmth_began, span.warmth_ended, span.thread_id, first_call=span.index == 0)
+        verdict = self._warmth.verdict(span.cold, first_call=span.index == 0)
         return reading.read(span, seen_ns, verdict)
 
     def _release(self, marks: list[tuple[Place, Mark]]) -> None:

@@ -37,6 +37,8 @@ class Settings:
     """Which span waits for a deferred device time: the host span, or the device span alone."""
     device_spans: bool = True
     """Whether a second span shows the device's work; its numbers stand on the host span either way."""
+    warmth: bool = True
+    """Whether compilers and caches are watched, to tell cold calls from warm ones."""
     max_pending: int = 10_000
     """Spans that may wait for the device at once; beyond it calls are exported without a device time."""
     max_queue: int = 100_000
@@ -50,7 +52,7 @@ class Settings:
         if self.sync is not None:
             check_sync(self.sync)
         check_late(self.late)
-        for name in ("disabled", "device_spans"):
+        for name in ("disabled", "device_spans", "warmth"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"{name} must be True or False, not {getattr(self, name)!r}.")
         for name, kind, kind_name in (

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.context.recording import Admission, RecordingSpan, SilentSpan, message_of
 from gpu_timed.errors import WaitTimeout
-from gpu_timed.ports import NOT_GIVEN, Launch, Locator, Mark, Place
+from gpu_timed.ports import NOT_GIVEN, Interval, Launch, Locator, Mark, Place, WarmthSource
 from gpu_timed.record import Missing, Record
 from gpu_timed.settings import LatePolicy, SyncPolicy
 from gpu_timed.site import Site
@@ -68,8 +68,10 @@ class Span(RecordingSpan):
     error: str = ""
     cancelled: bool = False
     device_error: str = ""
-    warmth_began: Any = None
-    warmth_ended: Any = None
+    #: Pieces in which something was compiled, tuned, loaded or initialised somewhere in the process.
+    cold: tuple[Interval, ...] = ()
+    _warmth: WarmthSource | None = None
+    _generation: int = 0
     awaited: bool = False
     #: Resumptions beyond MOST_SEGMENTS, and the host time they ran: counted, not marked.
     unmarked: int = 0
@@ -106,6 +108,7 @@ class Span(RecordingSpan):
         waiter: Waiter,
         sync: SyncPolicy,
         late: LatePolicy,
+        warmth: WarmthSource | None = None,
     ) -> None:
         self.admission = admission
         self.name = site.name
@@ -120,6 +123,8 @@ class Span(RecordingSpan):
         self.segments: list[Segment] = []
         self._locator = locator
         self._waiter = waiter
+        if warmth is not None:
+            self._warmth = warmth
 
     # -- for the user ---------------------------------------------------------------------------------
 
@@ -157,6 +162,8 @@ class Span(RecordingSpan):
     def begin(self, values: Any = NOT_GIVEN, *, marked: bool) -> None:
         """Place the start mark of a segment that works on *values*; *marked* False leaves it out."""
         now_ns = self.host.now_ns
+        if self._warmth is not None:
+            self._generation = self._warmth.generation
         place = self._locator.locate(self.launch) if marked and len(self.segments) < MOST_SEGMENTS else OVERFLOW
         if isinstance(place, Place):
             self._place, self._start, self._end = place, FAULT, FAULT  # until they are placed
@@ -179,6 +186,8 @@ class Span(RecordingSpan):
     def finish(self, returned_ns: int, values: Any = NOT_GIVEN) -> None:
         """Place the end mark of the segment, which made *values*, on the stream of its start mark; close it."""
         self.returned_ns = returned_ns
+        if self._warmth is not None and self._warmth.generation != self._generation:
+            self.cold = (*self.cold, Interval(self._generation, self._warmth.generation, threading.get_ident()))
         if self.spoiled:
             return
         place, start = self._place, self._start

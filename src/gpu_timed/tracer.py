@@ -103,10 +103,9 @@ class Tracer:
                 waiter=self.resolver,
                 sync=sync,
                 late=(site.late or self.settings.late) if self.settings.device_spans else "host",
+                warmth=self.warmth,
             )
             span.token = self.gate.attach(span)
-            if self.warmth is not None:
-                span.warmth_began = self.warmth.now()
             if launch is not None or site.launch is not None:
                 span.launch = launch or site.launch
             full = self.resolver.full
@@ -193,8 +192,6 @@ class Tracer:
         try:
             span.end()
             span.epoch = self.epoch
-            if self.warmth is not None:
-                span.warmth_ended = self.warmth.now()
         except Exception as fault:  # noqa: BLE001 - rule 1
             self.ledger.fault("leave", fault)
 

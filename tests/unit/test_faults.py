@@ -55,10 +55,11 @@ class Sink:
 class Warmth:
     """A source that sees nothing."""
 
-    def now(self) -> int:
+    @property
+    def generation(self) -> int:
         return 0
 
-    def verdict(self, began: Any, ended: Any, thread_id: int, *, first_call: bool) -> Verdict:
+    def verdict(self, intervals: Any, *, first_call: bool) -> Verdict:
         return Verdict("unknown", NOT_SET, ())
 
 
@@ -108,7 +109,9 @@ class Sabotage:
 
     def strike(self, world: World, target: str, patch: pytest.MonkeyPatch) -> None:
         part, _, method = target.partition(".")
-        if target == "resolver.full":
+        if target == "warmth.generation":
+            patch.setattr(Warmth, "generation", property(self.of(lambda _: 0)))
+        elif target == "resolver.full":
             patch.setattr(Resolver, "full", property(self.of(Resolver.full.fget)))
         else:
             owner = getattr(world, part)
@@ -138,7 +141,7 @@ TARGETS: dict[str, tuple[int, ...]] = {
     "resolver.full": (1, 2, ALWAYS),
     "resolver.resolve_if_done": (1, ALWAYS),
     "sink.emit": (1, ALWAYS),
-    "warmth.now": (1, 2, ALWAYS),
+    "warmth.generation": (1, 2, ALWAYS),
     "warmth.verdict": (1, ALWAYS),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpu_timed.record import Missing, Record
+from gpu_timed.record import NOT_SET, Cause, Missing, Record
 from gpu_timed.values import AttributeValue
 
 HW_ID: Final = "hw.id"
@@ -84,7 +84,7 @@ def of_host_span(record: Record) -> dict[str, AttributeValue]:
     if record.resumptions != 1:
         found[RESUMPTIONS] = record.resumptions
     if record.causes:
-        found[WARMTH_CAUSES] = tuple(f"{cause.probe}: {cause.what}" for cause in record.causes)
+        found[WARMTH_CAUSES] = tuple(_in_words(cause) for cause in record.causes)
     if record.mode_requested != record.mode and isinstance(record.mode_requested, str):
         found[MODE_REQUESTED] = record.mode_requested
     if record.mode_reason:
@@ -108,6 +108,10 @@ def of_device_span(record: Record) -> dict[str, AttributeValue]:
     return found
 
 
+def _in_words(cause: Cause) -> str:
+    return f"{cause.probe}: {cause.what} ({cause.detail})" if cause.detail else f"{cause.probe}: {cause.what}"
+
+
 def _put_measured(found: dict[str, AttributeValue], record: Record) -> None:
     """Put in what was measured; a missing value is left out, and why the device time is missing is said."""
     measured = {
@@ -117,7 +121,7 @@ def _put_measured(found: dict[str, AttributeValue], record: Record) -> None:
         QUEUE_DURATION: record.queue_ns,
         SYNC_DURATION: record.sync_ns,
         UNCERTAINTY: record.uncertainty_ns,
-        COMPILE_DURATION: record.compile_ns,
+        COMPILE_DURATION: record.compile_ns or NOT_SET,
         WARMTH_TIER: record.tier,
         MODE: record.mode,
     }

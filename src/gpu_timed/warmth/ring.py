@@ -1,0 +1,105 @@
+"""The ring: what was compiled, tuned, loaded or initialised in this process, and how much of it a span caused."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from gpu_timed.ports import Interval, Verdict
+from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Tier
+
+_KEPT: Final = 1024
+_MOST_CAUSES: Final = 16
+_MOST_TEXT: Final = 300
+_ORDER: Final[dict[Tier, int]] = {"hot": 0, "initialised": 1, "loaded": 2, "built": 3}
+
+
+_UNSEEN: Final = frozenset({"mlx", "taichi", "tensorflow", "tilelang", "tinygrad", "warp"})
+"""Runtimes that compile and have no probe here: where one is in use, nothing seen does not mean nothing happened."""
+
+
+class Event(NamedTuple):
+    """One thing that was not hot: a cause, when it ended (monotonic nanoseconds) and on which thread."""
+
+    generation: int
+    ended_ns: int
+    thread_id: int
+    of_worker: bool
+    """Whether the thread is none of Python's own: autograd's, or a pool of a native library."""
+    cause: Cause
+
+
+class Ring:
+    """The latest events of the process. Reading :attr:`generation` costs one attribute."""
+
+    def __init__(self) -> None:
+        #: How many events there have been.
+        self.generation = 0
+        #: Probes of runtimes in use that could not be attached: what they would have seen is not known.
+        self.blind_to: set[str] = set()
+        self._events: deque[Event] = deque(maxlen=_KEPT)
+        self._lock = threading.Lock()
+
+    def emit(self, probe: str, what: str, tier: Tier, duration_ns: Measured = NOT_SET, detail: str = "") -> None:
+        """Take note of something that ended just now on the calling thread."""
+        cause = Cause(probe, what[:_MOST_TEXT], tier, duration_ns, detail[:_MOST_TEXT])
+        worker = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001 - says "not Python's"
+        with self._lock:
+            event = Event(self.generation + 1, time.perf_counter_ns(), threading.get_ident(), worker, cause)
+            self._events.append(event)
+            self.generation = event.generation  # last: who reads it finds the event
+
+    def restart(self) -> None:
+        """Begin anew in a forked child, whose copy of the lock may be held by a thread it does not have."""
+        self._lock = threading.Lock()
+
+    def verdict(self, intervals: Sequence[Interval], *, first_call: bool) -> Verdict:
+        """Return what happened in *intervals*, each on the thread that it names.
+
+        Events of a worker thread count for every span that was open; those of another Python thread for none.
+        """
+        found: list[Event] = []
+        truncated = False
+        if intervals:
+            with self._lock:
+                kept = tuple(self._events)
+            oldest = kept[0].generation if kept else 0
+            for began, ended, thread_id in intervals:
+                truncated = truncated or began + 1 < oldest
+                found += [
+                    event
+                    for event in kept
+                    if began < event.generation <= ended and (event.thread_id == thread_id or event.of_worker)
+                ]
+        if not found:
+            if truncated:
+                return Verdict("unknown", NOT_SET, (), Missing("overflow", "too many events to keep"))
+            if first_call or self.blind_to or not sys.modules.keys().isdisjoint(_UNSEEN):
+                return Verdict("unknown", NOT_SET, ())
+            return Verdict("warm", "hot", (), 0)
+        causes = [event.cause for event in found]
+        tier = max((cause.tier for cause in causes), key=_ORDER.__getitem__)
+        # The costliest are shown where there are many, in the order in which they happened.
+        shown = sorted(causes, key=_cost, reverse=True)[:_MOST_CAUSES]
+        return Verdict("cold", tier, tuple(cause for cause in causes if cause in shown)[:_MOST_CAUSES], _united(found))
+
+
+def _cost(cause: Cause) -> int:
+    return cause.duration_ns if isinstance(cause.duration_ns, int) else 0
+
+
+def _united(events: Sequence[Event]) -> Measured:
+    """Return the host nanoseconds that *events* took together, nested and overlapping ones counted once."""
+    timed = [event for event in events if isinstance(event.cause.duration_ns, int)]
+    if not timed:
+        return NOT_SET
+    spans = sorted((event.ended_ns - _cost(event.cause), event.ended_ns) for event in timed)
+    total, reached = 0, spans[0][0]
+    for begin, end in spans:
+        total += max(0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
