@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,13 +24,14 @@ from gpu_timed.clocks.locators import Locators
 from gpu_timed.context.gate import Gate
 from gpu_timed.errors import ConfigurationError
 from gpu_timed.export import handover
+from gpu_timed.export.metrics import MetricsSink
 from gpu_timed.export.otel import OtelSink
 from gpu_timed.imports import ImportWatch
 from gpu_timed.ledger import Ledger
 from gpu_timed.ports import Door, Launch, Locator, Sink
 from gpu_timed.resolver import Resolver
 from gpu_timed.settings import Settings, from_environment
-from gpu_timed.site import Site
+from gpu_timed.site import Site, calls_in
 from gpu_timed.tracer import Opened, Tracer
 from gpu_timed.warmth.probes import Probes
 from gpu_timed.warmth.ring import Ring
@@ -76,6 +78,7 @@ class _State:
         self.tracer: Tracer | None = None
         self.sites: dict[Any, Site] = {}
         self.every_site: weakref.WeakSet[Site] = weakref.WeakSet()
+        self.calls_of_the_gone: Counter[str] = Counter()
         self.traced: set[str] = set()
         self.fork_hook = False
         self.installed = False
@@ -170,8 +173,30 @@ def ledger() -> Ledger:
 def new_site(name: str, **options: Any) -> Site:
     """Make a site. See :class:`gpu_timed.site.Site`."""
     made = Site(name, **options)
-    _state.every_site.add(made)
+    _keep(made)
     return made
+
+
+def calls() -> dict[str, int]:
+    """Return how often the sites of each name were called in this process, those that are gone included."""
+    found = Counter(_state.calls_of_the_gone)
+    for held in _state.every_site.copy():
+        found[held.name] += held.called
+    return dict(found)
+
+
+def _keep(made: Site) -> None:
+    """Know *made* as long as it is there, and its count of calls for good."""
+    gone = weakref.finalize(made, _count_the_gone, made.name, made.calls)
+    gone.atexit = False
+    _state.every_site.add(made)
+
+
+def _count_the_gone(name: str, counter: itertools.count[int]) -> None:
+    kept = _state.calls_of_the_gone
+    if len(kept) >= _MOST_SITES and name not in kept:
+        name = "other"
+    kept[name] += calls_in(counter)
 
 
 def site(key: Any, make: Callable[[], Site]) -> Site:
@@ -266,6 +291,7 @@ def reset() -> None:
         _state.settings = None
         _state.ledger = Ledger()
         _state.sites = {}
+        _state.calls_of_the_gone = Counter()
         _state.traced = set()
         _state.imports.close()
         if _state.probes is not None:
@@ -289,6 +315,7 @@ def _make() -> Tracer:
         resolver = Resolver(held, counts, ring)
         otel = OtelSink(counts, device_spans=held.device_spans)
         resolver.add_sink(otel)
+        resolver.add_sink(MetricsSink(_version.VERSION, calls, counts.snapshot))
         gate = Gate(counts, _version.VERSION)
         # The last to register runs first at exit: ours must run before that of the provider, which
         # registers when the application makes it.
@@ -344,8 +371,10 @@ def _after_fork() -> None:
     _state.ring.restart()
     _state.tracer = None
     _state.told = {}
-    for held in _state.every_site:
+    _state.calls_of_the_gone = Counter()
+    for held in _state.every_site.copy():
         held.calls = itertools.count()
+        _keep(held)
     if old is not None:
         old.dead = True
         old.resolver.dead = True
