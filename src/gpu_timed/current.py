@@ -192,6 +192,13 @@ def _keep(made: Site) -> None:
     _state.every_site.add(made)
 
 
+def _forget_calls() -> None:
+    _state.calls_of_the_gone = Counter()
+    for held in _state.every_site.copy():
+        held.calls = itertools.count()
+        _keep(held)
+
+
 def _count_the_gone(name: str, counter: itertools.count[int]) -> None:
     kept = _state.calls_of_the_gone
     if len(kept) >= _MOST_SITES and name not in kept:
@@ -291,7 +298,7 @@ def reset() -> None:
         _state.settings = None
         _state.ledger = Ledger()
         _state.sites = {}
-        _state.calls_of_the_gone = Counter()
+        _forget_calls()
         _state.traced = set()
         _state.imports.close()
         if _state.probes is not None:
@@ -371,10 +378,7 @@ def _after_fork() -> None:
     _state.ring.restart()
     _state.tracer = None
     _state.told = {}
-    _state.calls_of_the_gone = Counter()
-    for held in _state.every_site.copy():
-        held.calls = itertools.count()
-        _keep(held)
+    _forget_calls()
     if old is not None:
         old.dead = True
         old.resolver.dead = True

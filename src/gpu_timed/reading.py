@@ -66,6 +66,8 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
         span.device_error = missing.detail or "device error"
     if span.device_error:
         missing = Missing("device_error", span.device_error)
+    if missing is not None and missing.reason == "simulated":
+        verdict = _UNKNOWN  # nothing is compiled there, and nothing is warm
     found = _nothing(missing) if missing is not None else _read_marks(span, seen_ns)
     if missing is None:
         _note_full_queue(span, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import sys
 from collections import deque
@@ -128,7 +129,11 @@ def code_attributes(function: Any) -> dict[str, AttributeValue]:
     module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if qualname:
         found[CODE_FUNCTION_NAME] = f"{module}.{qualname}" if module else qualname
-    code = getattr(function, "__code__", None)
+    try:
+        inner = inspect.unwrap(function)  # past decorators that kept its name and not its place
+    except ValueError:  # a circle of __wrapped__
+        inner = function
+    code = getattr(inner, "__code__", None)
     if code is not None:
         found[CODE_FILE_PATH] = code.co_filename
         found[CODE_LINE_NUMBER] = code.co_firstlineno

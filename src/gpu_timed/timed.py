@@ -89,7 +89,7 @@ def _decorate(target: Any, *, name: str | None, mode: str | None, sync: SyncPoli
         return type(target)(inner)
     kinds.refuse(target)
     held = current.settings()
-    if sync == "device" and functions.suspends(target):
+    if sync == "device" and kinds.suspends(target):
         raise ConfigurationError(
             "sync='device' would block the event loop of a coroutine: use 'boundary' or 'deferred'."
         )

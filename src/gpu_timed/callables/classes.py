@@ -15,12 +15,14 @@ from gpu_timed.ports import Door
 from gpu_timed.site import Site
 
 _HEAP_TYPE: Final = 1 << 9
-"""``Py_TPFLAGS_HEAPTYPE``: a class made by a ``class`` statement, which can be changed."""
+"""``Py_TPFLAGS_HEAPTYPE``: every class made by a ``class`` statement has it, and some types of C."""
+_IMMUTABLE: Final = 1 << 8
+"""``Py_TPFLAGS_IMMUTABLETYPE``: a type of C that cannot be changed."""
 
 
 def is_builtin(target: type[Any]) -> bool:
     """Return whether *target* is a type such as ``int``, which is used as a function and timed as one."""
-    return not target.__flags__ & _HEAP_TYPE
+    return target.__flags__ & (_HEAP_TYPE | _IMMUTABLE) != _HEAP_TYPE
 
 
 def refuse(target: type[Any]) -> None:
@@ -50,6 +52,12 @@ def wrap(target: type[Any], site: Site, door: Door) -> type[Any]:
     assert method is not None  # noqa: S101 - refuse() looked
     setattr(target, name, functions.wrap(method, site, door))
     return target
+
+
+def suspends(target: type[Any]) -> bool:
+    """Return whether a call of an instance of *target* runs on an event loop."""
+    method = _find(target, _method_of(target))
+    return method is not None and functions.suspends(method)
 
 
 def _method_of(target: type[Any]) -> str:

@@ -58,6 +58,8 @@ def name_of(target: Any) -> str:
             return name_of(held)
     if type(target).__name__ in ("ScriptFunction", "RecursiveScriptModule", "TopLevelTracedModule"):
         return str(getattr(target, "name", None) or getattr(target, "original_name", ""))
+    if triton_kernels.is_kernel(target) and not getattr(target, "__qualname__", None):
+        return name_of(target.fn)  # an autotuner and its like go by the name of the kernel
     qualified: str = getattr(target, "__qualname__", None) or type(target).__qualname__
     return qualified.replace(".<locals>", "")
 
@@ -65,6 +67,13 @@ def name_of(target: Any) -> str:
 def launch_of(target: Any) -> Launch | None:
     """Return which runtime *target* launches on, where its class says so; None for most things."""
     return _RUNTIMES.get(type(target).__module__.partition(".")[0])
+
+
+def suspends(target: Any) -> bool:
+    """Return whether a call of *target* runs on an event loop."""
+    if isinstance(target, type) and not classes.is_builtin(target):
+        return classes.suspends(target)
+    return functions.suspends(target)
 
 
 def wrap(target: Callable[..., Any], site: Site, door: Door) -> Any:

@@ -10,6 +10,7 @@ stream as ``.stream``: an int, or an object with a ``handle`` that is an int or 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -106,6 +107,7 @@ class _TimedLaunch(wrapt.CallableObjectProxy):  # type: ignore[type-arg] # not g
 
     def __init__(self, configured: Any, kernel: Any, configure: Callable[[Any], Any], site: Site, door: Door) -> None:
         super().__init__(configured)
+        self._self_made_of = (kernel, configure, site, door)
         self._self_site = site
         self._self_enter = door.enter
         self._self_call: Callable[..., Any]
@@ -127,6 +129,23 @@ class _TimedLaunch(wrapt.CallableObjectProxy):  # type: ignore[type-arg] # not g
             raise
         opened.owner.leave(opened)
         return result
+
+    def __copy__(self) -> Any:
+        return _TimedLaunch(copy.copy(self.__wrapped__), *self._self_made_of)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _TimedLaunch(copy.deepcopy(self.__wrapped__, memo), *self._self_made_of)
+
+    def __reduce__(self) -> Any:
+        return _again, (self.__wrapped__, *self._self_made_of[2:])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__reduce__()
+
+
+def _again(configured: Any, site: Site, door: Door) -> Any:
+    """Make a timed launch of one that was pickled, configured as it was."""
+    return _TimedLaunch(configured, None, lambda _: configured, site, door)
 
 
 def _where(configured: Any) -> Launch:

@@ -12,7 +12,7 @@ import itertools
 import linecache
 import sys
 import textwrap
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, Final
 
 from gpu_timed.errors import NotCallableError
@@ -29,19 +29,21 @@ def refuse(function: FunctionType) -> None:
     """
     if not any(name in sys.modules for name in _COMPILERS):
         return
+    above: ast.expr | None = None
     for decorator in _decorators(function):
-        if isinstance(decorator, ast.Call):
-            decorator = decorator.func  # noqa: PLW2901 - with arguments or without
-        found = _resolve(decorator, function)
+        name = decorator.func if isinstance(decorator, ast.Call) else decorator
+        found = _resolve(name, function)
         package = (getattr(found, "__module__", None) or "").partition(".")[0]
-        if package == "gpu_timed":
-            return  # what stands below is what we were given
-        if package in _COMPILERS and getattr(found, "__name__", "") in _NAMES:
-            text = ast.unparse(decorator)
-            raise NotCallableError(
-                f"@{text} stands above @gpu_timed on {function.__qualname__}, where no launch of the kernel would "
-                f"come by gpu_timed: put @gpu_timed first and @{text} below it."
-            )
+        if package == "gpu_timed":  # what stands below is what we were given
+            if above is not None:
+                text = ast.unparse(above)
+                raise NotCallableError(
+                    f"@{text} stands above @gpu_timed on {function.__qualname__}, where no launch of the kernel would "
+                    f"come by gpu_timed: put @gpu_timed first and @{text} below it."
+                )
+            return
+        if above is None and package in _COMPILERS and getattr(found, "__name__", "") in _NAMES:
+            above = name
 
 
 def _decorators(function: FunctionType) -> list[ast.expr]:
@@ -65,8 +67,11 @@ def _resolve(name: ast.expr, function: FunctionType) -> Any:
         return getattr(_resolve(name.value, function), name.attr, None)
     if not isinstance(name, ast.Name):
         return None
-    frame = sys._getframe(1)  # noqa: SLF001 - a decorator imported inside the function that defines the kernel
-    while frame is not None and frame.f_code.co_filename != function.__code__.co_filename:
-        frame = frame.f_back  # type: ignore[assignment] # None ends the loop
-    local = {} if frame is None else frame.f_locals
-    return local.get(name.id, function.__globals__.get(name.id))
+    # Outwards through the frames of the file: the decorator may have been imported in a function, whose names a
+    # class body inside it does not have.
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - where it was decorated is on the stack
+    while frame is not None:
+        if frame.f_code.co_filename == function.__code__.co_filename and name.id in frame.f_locals:
+            return frame.f_locals[name.id]
+        frame = frame.f_back
+    return function.__globals__.get(name.id)
