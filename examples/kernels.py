@@ -26,6 +26,8 @@ try:
     import triton.language as tl
 except ImportError:  # comes with torch for CUDA on Linux, not with every torch
     triton = None
+if GPU and not torch.cuda.is_available():  # a torch for CPUs: nothing to hand to Triton's kernel
+    triton = None
 
 SIZE = 1024
 

@@ -20,6 +20,7 @@ yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "integrations" / "jaeger"
 README = (HERE / "README.md").read_text()
+PROSE = " ".join(README.split())  # wherever its lines break
 PARTS = ("receivers", "processors", "exporters", "connectors", "extensions")
 
 
@@ -125,7 +126,7 @@ def test_the_collector_is_bounded_and_leaves_the_host_alone() -> None:
     soft = int(collector["environment"]["GOMEMLIMIT"].removesuffix("MiB"))
     assert soft == pytest.approx(0.8 * limiter["limit_mib"], abs=1)
     assert limiter["limit_mib"] < int(collector["mem_limit"].removesuffix("m"))
-    assert f"more than {limiter['limit_mib'] - limiter['spike_limit_mib']} MiB" in README
+    assert f"more than {limiter['limit_mib'] - limiter['spike_limit_mib']} MiB" in PROSE
     assert not any(name.startswith("resourcedetection") for name in COLLECTOR["processors"])
 
 
@@ -140,14 +141,14 @@ def test_traces_reach_jaeger() -> None:
     host, _, number = exporter["endpoint"].partition(":")
     assert COMPOSE["services"][host]["image"].startswith("jaegertracing/jaeger:")
     assert int(number) == port(JAEGER["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"])
-    assert exporter["sending_queue"]["queue_size"] == int(re.search(r"up to (\d+)\s+batches", README)[1])
+    assert exporter["sending_queue"]["queue_size"] == int(re.search(r"up to (\d+) batches", PROSE)[1])
     assert published("jaeger") == {port(JAEGER["extensions"]["jaeger_query"]["http"]["endpoint"]): 16686}
     storage = JAEGER["extensions"]["jaeger_storage"]
     query = JAEGER["extensions"]["jaeger_query"]["storage"]
     assert query["traces"] in storage["backends"]
     assert JAEGER["exporters"]["jaeger_storage_exporter"]["trace_storage"] == query["traces"]
     most = storage["backends"][query["traces"]]["memory"]["max_traces"]
-    assert f"the newest {most:,} (" in README
+    assert f"the newest {most:,} (" in PROSE
 
 
 def test_metrics_reach_grafana_and_jaeger() -> None:
