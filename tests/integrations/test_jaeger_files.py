@@ -284,3 +284,25 @@ def test_the_three_commands_are_there() -> None:
     assert (ROOT / example.removeprefix("python ")).is_file()
     extra = re.search(r"\.\[(\w+)\]", install)[1]
     assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+
+
+def test_the_metrics_listed_are_those_that_are_exported() -> None:
+    """Prometheus's names and labels of what gpu_timed's own code exports: neither side can change alone."""
+    from gpu_timed.export import metrics
+
+    def prometheus(name: str) -> str:
+        return name.replace(".", "_")
+
+    seconds = (metrics.DEVICE_DURATION, metrics.LAUNCH_DURATION, metrics.QUEUE_DURATION)
+    labels = {prometheus(name) for name in (metrics.SPAN_NAME, metrics.MODE, metrics.WARMTH)}
+    held = {name: labels for name, labels in documented().items() if name.startswith("gpu_timed_")}
+
+    def has(metric: str, suffix: str, wanted: set[str]) -> None:
+        (found,) = {frozenset(each) for name, each in held.items() if name.startswith(f"{prometheus(metric)}_{suffix}")}
+        assert found == wanted
+
+    for name in seconds:
+        has(name, "seconds", {"job", *labels})
+    has(metrics.CALLS, "total", {"job", prometheus(metrics.SPAN_NAME)})
+    has(metrics.COLD, "total", {"job", *map(prometheus, (metrics.SPAN_NAME, metrics.PROBE))})
+    has(metrics.LOST, "total", {"job", prometheus(metrics.REASON)})
