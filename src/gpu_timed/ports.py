@@ -104,8 +104,8 @@ class Clock(Protocol):
         """Block until every stream of the device of *place* is idle."""
         ...
 
-    def elapsed_ns(self, start: Mark, end: Mark) -> int:
-        """Return device nanoseconds from *start* to *end*, both reached."""
+    def elapsed_ns(self, start: Mark, end: Mark) -> int | Missing:
+        """Return device nanoseconds from *start* to *end*, the latter reached; or why nobody can tell any more."""
         ...
 
     def position(self, start: Mark, elapsed_ns: int, called_ns: int, seen_ns: int) -> Position:

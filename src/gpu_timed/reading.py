@@ -159,7 +159,7 @@ def blank(site: Site, unix_ns: int, reason: Missing = NOT_SAMPLED) -> Record:
 def _read_marks(span: Span, seen_ns: int) -> _Device:
     """Add up the segments. A fault of the device becomes the span's, and everything Missing."""
     try:
-        pieces = [_read_segment(span, segment, seen_ns) for segment in span.segments]
+        pieces = [_read_segment(span, segment, seen_ns) for segment in span.told()]
     except DeviceFault as fault:
         span.device_error = str(fault)
         return _nothing(Missing("device_error", str(fault)))
@@ -185,6 +185,8 @@ def _read_segment(span: Span, segment: Segment, seen_ns: int) -> _Device:
     assert not isinstance(end, Missing)  # noqa: S101
     clock = place.clock
     device_ns = clock.elapsed_ns(start, end)
+    if isinstance(device_ns, Missing):
+        return _nothing(device_ns)
     if device_ns < 0:
         raise DeviceFault("the device stamped the end before the start")
     position = clock.position(start, device_ns, segment.called_ns, seen_ns)
@@ -201,7 +203,8 @@ def _read_segment(span: Span, segment: Segment, seen_ns: int) -> _Device:
             gaps = "no"
         elif waited <= uncertainty:
             gaps = "yes"
-    longest_gap = max(0, exposed - _number(queue)) if gaps != "no" else 0
+    # From the start mark on, which may have been reached before the user's code was entered.
+    longest_gap = 0 if gaps == "no" else max(0, exposed - waited) if isinstance(queue, int) else exposed
     return _Device(
         device_ns=device_ns,
         min_ns=max(0, device_ns - longest_gap),

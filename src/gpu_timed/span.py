@@ -21,6 +21,7 @@ _READING_S: Final = 1.0
 _NO_FAILURES: Final = frozenset({("torch.utils.checkpoint", "_StopRecomputationError")})
 """Exceptions that are an ordinary ending: a checkpointed function is computed again only as far as it is needed."""
 OVERFLOW: Final = Missing("overflow")
+NO_RESULTS: Final = Missing("no_results", "this runtime shows its work by its results only, and there were none")
 DEVICE_CHANGED: Final = Missing("device_changed")
 FAULT: Final = Missing("internal_fault")
 
@@ -260,6 +261,11 @@ class Span(RecordingSpan):
             if segment.place is not None and not isinstance(segment.end, Missing)
         ]
 
+    def told(self) -> list[Segment]:
+        """Return the segments that have something to tell: without those that left no result, unless all did."""
+        some = [segment for segment in self.segments if segment.end != NO_RESULTS]
+        return some or self.segments
+
     def missing(self) -> Missing | None:
         """Return why the device time cannot be known whatever the device does, or None if it can."""
         if self.spoiled or not self.segments:
@@ -267,7 +273,7 @@ class Span(RecordingSpan):
         if self.unmarked:
             return OVERFLOW
         device: int | None = None
-        for segment in self.segments:
+        for segment in self.told():
             for mark in (segment.start, segment.end):
                 if isinstance(mark, Missing):
                     return mark

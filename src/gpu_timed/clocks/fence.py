@@ -23,6 +23,7 @@ from gpu_timed.ports import Mark as AnyMark
 from gpu_timed.record import Missing
 
 NO_RESULTS: Final = Missing("no_results", "this runtime shows its work by its results only, and there were none")
+GIVEN_AWAY: Final = Missing("no_results", "a result was given away (donated) before it was there")
 _OVERFLOW: Final = Missing("overflow")
 _MOST_PENDING: Final = 10_000
 _SHORTEST_LOOK_S: Final = 0.000_05
@@ -43,7 +44,11 @@ class Runtime(Protocol):
         ...
 
     def is_ready(self, result: Any) -> bool:
-        """Return whether *result* is there. May raise what computing it raised."""
+        """Return whether *result* is there. May raise what computing it raised.
+
+        Raises:
+            GoneError: It was given away before it was there, and nobody can tell any more.
+        """
         ...
 
     def wait(self, results: list[Any]) -> None:
@@ -55,17 +60,26 @@ class Runtime(Protocol):
         ...
 
 
+class GoneError(Exception):
+    """A result that can no longer be asked."""
+
+
 class FenceMark:
-    """What must be ready, and when it was seen to be."""
+    """What must be ready, and when it was seen to be.
 
-    __slots__ = ("at_ns", "error", "pending", "unready_ns", "window_ns", "window_of_pair_ns")
+    ``placed_ns`` is the host's time before the first look at it, ``at_ns`` the stamp (0 until then), and
+    ``window_ns`` how long before the stamp the last look was that found it not ready.
+    """
 
-    def __init__(self, pending: list[Any], now_ns: int) -> None:
+    __slots__ = ("at_ns", "error", "gone", "pending", "placed_ns", "unready_ns", "window_ns", "window_of_pair_ns")
+
+    def __init__(self, pending: list[Any], placed_ns: int) -> None:
         self.pending = pending
-        self.unready_ns = now_ns
-        self.at_ns = 0 if pending else now_ns
+        self.placed_ns = self.unready_ns = placed_ns
+        self.at_ns = 0
         self.window_ns = self.window_of_pair_ns = 0
         self.error = ""
+        self.gone = False
 
 
 class FenceClock:
@@ -95,14 +109,20 @@ class FenceClock:
                 found = runtime.results(NOT_GIVEN)
                 if not found:
                     return NO_RESULTS
-            mark = FenceMark([result for result in found if not runtime.is_ready(result)], self._now_ns())
+            placed = self._now_ns()
+            mark = FenceMark([result for result in found if not runtime.is_ready(result)], placed)
+        except GoneError:
+            return GIVEN_AWAY
         except Exception as error:  # noqa: BLE001 - whatever the runtime reports
-            return Missing("device_error", str(error).partition("\n")[0])
+            return Missing("device_error", _in_words(error))
         if mark.pending:
             if len(self._pending) >= _MOST_PENDING:
                 return _OVERFLOW
             self._pending.append(mark)
             self._look()
+        else:
+            mark.at_ns = self._now_ns()
+            mark.window_ns = mark.at_ns - placed if since is not None else 0
         return mark
 
     def is_capturing(self, place: Place) -> bool:  # noqa: ARG002 - the locator has looked
@@ -112,6 +132,8 @@ class FenceClock:
     def is_done(self, mark: AnyMark) -> bool:
         """Return whether the results are there. Raises DeviceFault with what computing them raised."""
         held = _fence(mark)
+        if not held.at_ns and not self._looking:  # no thread could be started: whoever asks looks
+            self._is_there(held)
         if held.error:
             raise DeviceFault(held.error)
         return held.at_ns != 0
@@ -124,24 +146,37 @@ class FenceClock:
             try:
                 self._runtime.wait(pending)
             except Exception as error:  # noqa: BLE001 - whatever the runtime reports
-                self._stamp(held, str(error))
+                self._stamp(held, _in_words(error))
             self._stamp(held)
         self.is_done(held)
 
-    def wait_device(self, place: Place) -> None:
-        """Block until everything that this process has asked of the runtime is there."""
-        mark = self.mark(place)
-        if not isinstance(mark, Missing):
-            self.wait(mark)
+    def wait_device(self, place: Place) -> None:  # noqa: ARG002 - there is one
+        """Block until everything that this process has asked of the runtime is there. Raises DeviceFault."""
+        try:
+            self._runtime.flush(NOT_GIVEN)
+            self._runtime.wait(self._runtime.results(NOT_GIVEN))
+        except Exception as error:  # noqa: BLE001 - whatever the runtime reports
+            raise DeviceFault(_in_words(error)) from None
 
-    def elapsed_ns(self, start: AnyMark, end: AnyMark) -> int:
+    def elapsed_ns(self, start: AnyMark, end: AnyMark) -> int | Missing:
         """Return nanoseconds from *start* to *end*, on the host's own clock."""
         first, last = _fence(start), _fence(end)
-        for mark in (first, last):
-            if not self.is_done(mark):
-                raise DeviceFault("the results are not there yet")
+        if not self.is_done(last):
+            raise DeviceFault("the results are not there yet")
+        if not first.at_ns:
+            self._is_there(first)
+        if first.error:
+            raise DeviceFault(first.error)
+        if first.gone or last.gone:
+            return GIVEN_AWAY
+        if not first.at_ns or first.at_ns > last.at_ns:
+            # The arguments were seen later than the result: the work began between the last look that found them
+            # missing and the end. Or the result needed none of them: then at any time since the mark.
+            with self._lock:
+                first.at_ns = min(first.unready_ns if first.at_ns else first.placed_ns, last.at_ns)
+                first.window_ns = last.at_ns - first.at_ns
         first.window_of_pair_ns = first.window_ns + last.window_ns
-        return max(0, last.at_ns - first.at_ns)
+        return last.at_ns - first.at_ns
 
     def position(self, start: AnyMark, elapsed_ns: int, called_ns: int, seen_ns: int) -> Position:  # noqa: ARG002
         """Return when *start* was reached: stamped on the host's axis to begin with."""
@@ -165,42 +200,50 @@ class FenceClock:
 
     def _look(self) -> None:
         with self._lock:
-            if self._looking:
-                self._arrived.set()
-                return
-            threading.Thread(target=self._run, name="gpu_timed-fence", daemon=True).start()
-            self._looking = True
+            if not self._looking:
+                try:
+                    threading.Thread(target=self._run, name="gpu_timed-fence", daemon=True).start()
+                except RuntimeError:  # no more threads, or the process is ending: who waits or asks looks
+                    return
+                self._looking = True
+        self._arrived.set()
 
     def _run(self) -> None:
         while True:
+            self._arrived.clear()
             while self._pending:
                 self._sweep()
-            self._arrived.wait(_LINGER_S)
-            with self._lock:
-                self._arrived.clear()
-                if not self._pending:
-                    self._looking = False
-                    return
+            if not self._arrived.wait(_LINGER_S):
+                with self._lock:
+                    if not self._pending:
+                        self._looking = False
+                        return
 
     def _sweep(self) -> None:
-        """Stamp what is there by now, and sleep for a fraction of how long the oldest has waited."""
-        for _ in range(len(self._pending)):
-            mark = self._pending.popleft()
-            if not mark.at_ns and not self._is_there(mark):
-                self._pending.append(mark)
-        if self._pending:
-            waited = (self._now_ns() - min(mark.unready_ns for mark in self._pending)) / 1e9
+        """Stamp what is there by now, and sleep for a fraction of how long the newest has waited."""
+        waiting = []
+        for mark in tuple(self._pending):  # others append meanwhile
+            if mark.pending and not mark.at_ns and not self._is_there(mark):
+                waiting.append(mark)
+            else:
+                self._pending.remove(mark)
+        if waiting:
+            waited = (self._now_ns() - waiting[-1].placed_ns) / 1e9
             time.sleep(min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, waited / _LOOKS_PER_WAIT)))
 
     def _is_there(self, mark: FenceMark) -> bool:
         now = self._now_ns()
+        pending = mark.pending
         try:
-            pending = mark.pending
             ready = all(self._runtime.is_ready(result) for result in pending)
             if ready:
                 self._runtime.wait(pending)  # at once: what went wrong comes out here
+        except GoneError:
+            mark.gone = True
+            self._stamp(mark)
+            return True
         except Exception as error:  # noqa: BLE001 - whatever the runtime reports
-            self._stamp(mark, str(error))
+            self._stamp(mark, _in_words(error))
             return True
         if ready:
             self._stamp(mark)
@@ -211,11 +254,16 @@ class FenceClock:
     def _stamp(self, mark: FenceMark, error: str = "") -> None:
         with self._lock:
             if not mark.at_ns:
-                mark.error = error.partition("\n")[0]
+                mark.error = error
                 now = self._now_ns()
                 mark.window_ns = now - mark.unready_ns
                 mark.at_ns = now
         mark.pending = []
+
+
+def _in_words(error: Exception) -> str:
+    """Return the first line of what *error* says, or what it is where it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _fence(mark: AnyMark) -> FenceMark:

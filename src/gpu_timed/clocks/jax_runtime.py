@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
-from gpu_timed.clocks.fence import FenceClock
+from gpu_timed.clocks.fence import FenceClock, GoneError
 from gpu_timed.ports import NOT_GIVEN, DeviceInfo, Launch, Place
 from gpu_timed.record import Missing
 
@@ -75,8 +75,14 @@ class JaxRuntime:
         return [array for array in arrays if not array.is_deleted()]
 
     def is_ready(self, result: Any) -> bool:
-        """Return whether *result* is there; one that was donated meanwhile is no longer waited for."""
-        return bool(result.is_deleted() or result.is_ready())
+        """Return whether *result* is there.
+
+        Raises:
+            GoneError: It was donated to another computation before it was there.
+        """
+        if result.is_deleted():
+            raise GoneError
+        return bool(result.is_ready())
 
     def wait(self, results: list[Any]) -> None:
         """Block until *results* are there. Raises what computing them raised."""
