@@ -21,6 +21,7 @@ from gpu_timed import _version
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.clocks.locators import Locators
 from gpu_timed.context.gate import Gate
+from gpu_timed.diagnosis.process import Process
 from gpu_timed.errors import ConfigurationError
 from gpu_timed.export import handover
 from gpu_timed.export.otel import OtelSink
@@ -156,6 +157,38 @@ def imports() -> ImportWatch:
 def ledger() -> Ledger:
     """Return the counts of this process."""
     return _state.ledger
+
+
+def process_state() -> Process:
+    """Return what has happened in this process so far. Starts nothing."""
+    running = _state.tracer
+    sites: dict[str, int] = {}
+    for held in _known_sites():
+        sites[held.name] = sites.get(held.name, 0) + held.called
+    most = _state.settings.max_pending if _state.settings is not None else Settings().max_pending
+    return Process(
+        started=running is not None,
+        resolving=running is not None and running.resolver.running,
+        pending=0 if running is None else running.resolver.pending,
+        max_pending=most,
+        captures=0 if running is None else running.epoch,
+        counts=_state.ledger.snapshot(),
+        sites=sites,
+        not_timed=sorted(_state.traced),
+    )
+
+
+def _known_sites() -> list[Site]:
+    while True:
+        try:
+            return list(_state.every_site)
+        except RuntimeError:  # another thread is decorating just now
+            continue
+
+
+def held_settings() -> Settings | None:
+    """Return the process's settings if it has read or set them, without reading them now."""
+    return _state.settings
 
 
 def new_site(name: str, **options: Any) -> Site:

@@ -94,6 +94,11 @@ class Site:
         #: Host nanoseconds of its latest calls that no full launch queue held up.
         self.quiet_ns: deque[int] = deque(maxlen=_QUIET_CALLS)
 
+    @property
+    def called(self) -> int:
+        """How many calls there were so far. Read from the counter's own text: asking it otherwise would count."""
+        return int(repr(self.calls)[len("count(") : -1])
+
     def __reduce__(self) -> Any:
         """Pickle the options; a copy in another process counts its own calls."""
         options = {
