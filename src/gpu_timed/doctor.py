@@ -15,7 +15,7 @@ from gpu_timed.clocks import cuda_devices, cuda_driver
 from gpu_timed.diagnosis import caches, clock, devices, process, variables, versions
 from gpu_timed.diagnosis.verdict import verdict
 from gpu_timed.errors import ConfigurationError, DeviceFault
-from gpu_timed.export import probe, provider
+from gpu_timed.export import otel_environment, probe, provider
 from gpu_timed.findings import SECTIONS, Diagnosis, Finding, Inventory, Section, Source
 
 _SECTION_S: Final = 30.0
@@ -120,8 +120,10 @@ def _clock(library: Any, look: Callable[[], Inventory], *, measure: bool) -> Ite
     if not found:
         yield Finding("no_device", "note", "there is no device whose clock could be measured")
     for device in found:
-        if device.index and not device.in_use:
-            continue  # no context on a device that is not in use, but for device 0
+        if device.index and not device.in_use:  # no context on a device that is not in use, but for device 0
+            text = f"device {device.index} is not in use by this process: neither opened nor measured"
+            yield Finding(f"skipped.{device.index}", "note", text, values={"device": device.index})
+            continue
         try:
             with cuda_devices.bench(library, device.index) as bench:
                 measured = list(clock.findings(bench))
@@ -138,7 +140,7 @@ def _clock(library: Any, look: Callable[[], Inventory], *, measure: bool) -> Ite
 
 
 def _export(*, send: bool, endpoint: str | None, timeout_s: float) -> Iterator[Finding]:
-    yield from probe.provider_findings(os.environ)
+    yield from otel_environment.provider_findings(os.environ)
     if send:
         yield probe.send(endpoint, os.environ, timeout_s)
     else:

@@ -134,7 +134,10 @@ class Diagnosis:
 def worst(levels: Iterable[Level]) -> Level:
     """Return the worst of *levels*; ``ok`` of none."""
     found = set(levels)
-    return next((level for level in reversed(LEVELS) if level in found), "ok")
+    for level in reversed(LEVELS):
+        if level in found:
+            return level
+    return "ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,9 @@ def findings(environment: Mapping[str, str], held: Settings | None) -> Iterator[
         yield _one(variable, name, environment, held)
     for variable, text in sorted(environment.items()):
         if variable.startswith(PREFIX) and variable not in known:
-            near = difflib.get_close_matches(variable, known, n=1)
+            # Without the prefix, which would make any two of them alike.
+            names = {other.removeprefix(PREFIX): other for other in known}
+            near = [names[name] for name in difflib.get_close_matches(variable.removeprefix(PREFIX), names, n=1)]
             yield Finding(
                 f"unknown.{variable}",
                 "warning",

@@ -1,7 +1,7 @@
-"""For the doctor: which provider there is, what ``OTEL_*`` says, and whether a receiver takes a span.
+"""For the doctor: whether a receiver takes a span.
 
 The test span goes out by the exporter that ``configure(exporter="otlp")`` would use, from a provider of its
-own; the application's provider is looked at and never used.
+own; the application's provider is never used.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 from opentelemetry import context as otel_context
-from opentelemetry import trace
 
 from gpu_timed.errors import ConfigurationError, MissingExtraError
 from gpu_timed.export import provider
+from gpu_timed.export.otel_environment import ENDPOINTS, without_password
 from gpu_timed.findings import Finding, Level
 
 SPAN_NAME: Final = "gpu_timed doctor"
 _DEFAULT_URL: Final = "http://localhost:4318/v1/traces"
-_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _CREDENTIALS: Final = (
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
@@ -73,33 +71,12 @@ class _Asked:
     answered: threading.Event = field(default_factory=threading.Event)
 
 
-def provider_findings(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Report the provider of this process, the host in its resource, and the ``OTEL_*`` variables."""
-    held = trace.get_tracer_provider()
-    kind = f"{type(held).__module__}.{type(held).__qualname__}"
-    if isinstance(held, trace.ProxyTracerProvider):
-        yield Finding(
-            "provider",
-            "note",
-            "no OpenTelemetry provider is set in this process; gpu_timed uses the application's, or makes one in "
-            "configure(exporter=...)",
-            values={"kind": None},
-        )
-        yield _resource(provider.resource(None).attributes, "that configure(exporter=...) would use")
-    else:
-        yield Finding("provider", "ok", f"the provider is {kind}", values={"kind": kind})
-        attributes = getattr(getattr(held, "resource", None), "attributes", None)
-        if isinstance(attributes, Mapping):
-            yield _resource(attributes, "of the application's provider")
-    yield from _variables(environment)
-
-
 def send(endpoint: str | None, environment: Mapping[str, str], timeout_s: float) -> Finding:
     """Send one span by the exporter that ``configure(exporter="otlp", endpoint=endpoint)`` would use.
 
     Takes at most *timeout_s* seconds and a little. Raises nothing that the receiver could cause.
     """
-    named = endpoint is not None or any(environment.get(variable, "").strip() for variable in _ENDPOINTS)
+    named = endpoint is not None or any(environment.get(variable, "").strip() for variable in ENDPOINTS)
     level: Level = "problem" if named else "warning"
     try:
         answer = ask(endpoint, environment, timeout_s)
@@ -139,7 +116,7 @@ def ask(endpoint: str | None, environment: Mapping[str, str], timeout_s: float) 
         raise
     except Exception as error:  # noqa: BLE001 - a variable that the exporter itself cannot use
         detail = f"{type(error).__name__}: {error}"
-        return Answer("failed", _without_password(endpoint or _DEFAULT_URL), 0.0, detail=detail)
+        return Answer("failed", without_password(endpoint or _DEFAULT_URL), 0.0, detail=detail)
     result: list[Any] = []
 
     def run() -> None:
@@ -163,7 +140,7 @@ def ask(endpoint: str | None, environment: Mapping[str, str], timeout_s: float) 
     succeeded = bool(result) and getattr(result[0], "name", "") == "SUCCESS"
     return Answer(
         _kind(asked, succeeded=succeeded),
-        _without_password(str(url)),
+        without_password(str(url)),
         took,
         asked.status,
         _detail(asked),
@@ -300,76 +277,3 @@ def _words(answer: Answer, timeout_s: float, *, named: bool) -> tuple[str, str]:
         "timeout": (f"{url} took the test span and gave no answer in {timeout_s:g} s, or is not reached", start),
     }
     return words.get(answer.answer, (f"the test span could not be sent to {url}: {answer.detail}", start))
-
-
-def _resource(attributes: Mapping[str, Any], whose: str) -> Finding:
-    values = {name: attributes.get(name) for name in ("host.name", "host.id", "service.name")}
-    host = values["host.id"] or values["host.name"]
-    if not host:
-        return Finding(
-            "resource",
-            "warning",
-            f"the resource {whose} names no host: Jaeger then takes device spans for another machine's, "
-            "and may move or mark them",
-            "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS=host,otel, or put host.name into OTEL_RESOURCE_ATTRIBUTES",
-            values,
-        )
-    text = f"the resource {whose}: host.name={values['host.name']}, host.id={values['host.id']}"
-    return Finding("resource", "ok", f"{text}, service.name={values['service.name']}", values=values)
-
-
-def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    held = {name: environment[name] for name in sorted(environment) if name.startswith("OTEL_")}
-    shown = {name: _redacted(name, text) for name, text in held.items() if text.strip()}
-    text = ", ".join(f"{name}={value}" for name, value in shown.items()) or "no OTEL_* variable is set"
-    yield Finding("variables", "ok", text, values={"variables": shown})
-    if held.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        yield Finding(
-            "sdk_disabled",
-            "problem",
-            "OTEL_SDK_DISABLED=true: OpenTelemetry makes no spans",
-            "unset OTEL_SDK_DISABLED",
-        )
-    if held.get("OTEL_TRACES_SAMPLER", "").strip().lower() == "always_off":
-        yield Finding(
-            "sampler",
-            "warning",
-            "OTEL_TRACES_SAMPLER=always_off: no call is recorded",
-            "unset OTEL_TRACES_SAMPLER, or use parentbased_traceidratio",
-        )
-    yield from _grpc(held)
-
-
-def _grpc(held: Mapping[str, str]) -> Iterator[Finding]:
-    protocol = held.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or held.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
-    asks = protocol.strip() == "grpc" or any(_port(held.get(variable, "")) == 4317 for variable in _ENDPOINTS)  # noqa: PLR2004
-    if asks:
-        yield Finding(
-            "protocol",
-            "warning",
-            "the variables ask for OTLP over gRPC (port 4317); configure(exporter='otlp') speaks HTTP (port 4318)",
-            "OTEL_EXPORTER_OTLP_ENDPOINT=http://HOST:4318",
-        )
-
-
-def _port(url: str) -> int | None:
-    try:
-        return urlsplit(url.strip()).port
-    except ValueError:
-        return None
-
-
-def _redacted(name: str, text: str) -> str:
-    if "HEADERS" in name:  # they hold keys and tokens
-        return ",".join(f"{part.partition('=')[0]}=***" for part in text.split(","))
-    return _without_password(text)
-
-
-def _without_password(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        if "@" not in parts.netloc:
-            return url
-        return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))
-    except ValueError:
-        return url
