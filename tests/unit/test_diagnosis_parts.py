@@ -138,6 +138,7 @@ class FakeDriver:
         return call
 
     def make(self, kind: str, where: Any) -> None:
+        self.modes_at.append(self.mode)
         where._obj.value = next(self.handles)
         self.alive.add((kind, where._obj.value))
 
