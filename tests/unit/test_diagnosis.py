@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,12 @@ GPU = DeviceFacts(index=0, uuid="GPU-1", name="NVIDIA H200", memory_bytes=1 << 3
 
 
 @pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests are about a machine without a GPU, wherever they run."""
+def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about a machine without a GPU, wherever they run, and a process without other sites."""
     monkeypatch.setattr(cuda_devices, "load", lambda: None)
     monkeypatch.setattr(doctor.cuda_driver, "device_present", lambda: False)
+    # Sites live as long as what was decorated: those of other tests' modules are not to be seen here.
+    monkeypatch.setattr(current._state, "every_site", weakref.WeakSet())
 
 
 def one(*findings: Finding, name: str = "versions") -> Diagnosis:
