@@ -184,6 +184,29 @@ def test_a_receiver_that_trickles_is_bounded_too():
     assert found.values["answer"] == "timeout"
 
 
+def test_a_receiver_that_hangs_up_is_asked_once():
+    """A connection closed without an answer is told as a failure, and not tried again, as an exporter would."""
+    taken: list[int] = []
+
+    def hang_up(server: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            taken.append(1)
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(1)
+        thread = threading.Thread(target=hang_up, args=(server,))
+        thread.start()
+        found = sent(f"http://127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+    assert (found.level, found.values["answer"]) == ("problem", "failed")
+    assert len(taken) == 1
+
+
 def test_a_web_page_is_no_receiver(receiver):
     """A server that answers everything with a page takes no spans, whatever its status says."""
     receiver.headers_sent = {"Content-Type": "text/html; charset=utf-8"}
