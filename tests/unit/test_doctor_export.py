@@ -262,7 +262,17 @@ def test_a_wrong_endpoint_in_the_variables_is_a_finding(monkeypatch):
     assert found.values["answer"] == "failed"
 
 
-def test_a_timeout_variable_that_cannot_be_used_is_a_finding(monkeypatch, receiver):
+@pytest.mark.parametrize("endpoint", ["http://localhost:99999", "http://", "http://[::1:4318"])
+def test_an_address_that_is_none_in_the_variables_is_a_finding(endpoint, monkeypatch):
+    """A port out of range, no host, half an IPv6 address: each is told, and none is raised."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+    found = diagnose(send=True, timeout_s=1).section("export")
+    assert found.get("failed") is None
+    assert found.get("send").level == "problem"
+    assert found.get("send").values["answer"] in {"failed", "unknown_host"}
+
+
+def test_a_compression_that_cannot_be_used_is_a_finding(monkeypatch, receiver):
     """A variable at which the exporter raises costs this finding alone."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "zip")
     found = diagnose(send=True, endpoint=receiver.url).section("export")

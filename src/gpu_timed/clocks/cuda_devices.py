@@ -54,9 +54,12 @@ def load() -> ctypes.CDLL | None:
     library = driver.load()
     if library is None:
         return None
-    for function, arguments in _SIGNATURES.items():
-        entry = getattr(library, function)
-        entry.argtypes, entry.restype = arguments, ctypes.c_int
+    try:
+        for function, arguments in _SIGNATURES.items():
+            entry = getattr(library, function)
+            entry.argtypes, entry.restype = arguments, ctypes.c_int
+    except AttributeError:  # a driver too old to know them, as in driver.load
+        return None
     return library
 
 

@@ -159,7 +159,10 @@ def traces_url(endpoint: str) -> str:
     Raises:
         ConfigurationError: It has no scheme or no host.
     """
-    parts = urlsplit(endpoint)
+    try:
+        parts = urlsplit(endpoint)
+    except ValueError as error:
+        raise ConfigurationError(f"endpoint={endpoint!r} cannot be read ({error}): http://localhost:4318") from None
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigurationError(f"endpoint={endpoint!r} needs a scheme and a host: http://localhost:4318")
     return endpoint.rstrip("/") + "/v1/traces" if parts.path in ("", "/") else endpoint
