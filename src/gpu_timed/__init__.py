@@ -5,10 +5,10 @@ Importing this touches no device and loads neither torch nor wrapt: names are lo
 The rooms, from the top down; each looks down only:
 
     cli                                          the commands
-    timed  configuration  testing                the doors
+    timed  configuration  testing  doctor        the doors
     current ← tracer ← resolver ← reading ← span the engine
-    clocks  context  export  callables           where time, parents, sinks and wrappers come from
-    site  ports  settings  record  …             the ground: nouns and interfaces
+    clocks  context  export  callables  diagnosis  where time, parents, sinks and wrappers come from
+    site  ports  settings  record  findings  …   the ground: nouns and interfaces
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpu_timed.configuration import configure
     from gpu_timed.current import FlushResult, flush, shutdown
+    from gpu_timed.doctor import diagnose
     from gpu_timed.errors import (
         ConfigurationError,
         DeviceFault,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         NotCallableError,
         WaitTimeout,
     )
+    from gpu_timed.findings import Diagnosis
     from gpu_timed.record import Cause, Missing, Record
     from gpu_timed.timed import gpu_span, gpu_timed
 
@@ -34,6 +36,7 @@ __all__ = [
     "Cause",
     "ConfigurationError",
     "DeviceFault",
+    "Diagnosis",
     "FlushResult",
     "GpuTimedError",
     "Missing",
@@ -42,6 +45,7 @@ __all__ = [
     "Record",
     "WaitTimeout",
     "configure",
+    "diagnose",
     "flush",
     "gpu_span",
     "gpu_timed",
@@ -50,6 +54,8 @@ __all__ = [
 
 _HOMES = {
     "configure": "configuration",
+    "diagnose": "doctor",
+    "Diagnosis": "findings",
     "flush": "current",
     "shutdown": "current",
     "FlushResult": "current",

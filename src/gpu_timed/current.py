@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import os
 import threading
 import time
-import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,6 +19,7 @@ from gpu_timed import _version
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.clocks.locators import Locators
 from gpu_timed.context.gate import Gate
+from gpu_timed.diagnosis.process import Process
 from gpu_timed.errors import ConfigurationError
 from gpu_timed.export import handover
 from gpu_timed.export.metrics import MetricsSink
@@ -31,12 +29,12 @@ from gpu_timed.ledger import Ledger
 from gpu_timed.ports import Door, Launch, Locator, Sink
 from gpu_timed.resolver import Resolver
 from gpu_timed.settings import Settings, from_environment
-from gpu_timed.site import Site, calls_in
+from gpu_timed.site import Site
+from gpu_timed.sites import Sites
 from gpu_timed.tracer import Opened, Tracer
 from gpu_timed.warmth.probes import Probes
 from gpu_timed.warmth.ring import Ring
 
-_MOST_SITES: Final = 10_000
 _LOSSES: Final = (
     "no_provider",
     "dropped_queue_full",
@@ -76,9 +74,7 @@ class _State:
         self.ring = Ring()
         self.probes: Probes | None = None
         self.tracer: Tracer | None = None
-        self.sites: dict[Any, Site] = {}
-        self.every_site: weakref.WeakSet[Site] = weakref.WeakSet()
-        self.calls_of_the_gone: Counter[str] = Counter()
+        self.sites = Sites()
         self.traced: set[str] = set()
         self.fork_hook = False
         self.installed = False
@@ -170,53 +166,35 @@ def ledger() -> Ledger:
     return _state.ledger
 
 
+def process_state() -> Process:
+    """Return what has happened in this process so far. Starts nothing."""
+    running = _state.tracer
+    most = _state.settings.max_pending if _state.settings is not None else Settings().max_pending
+    return Process(
+        started=running is not None,
+        resolving=running is not None and running.resolver.running,
+        pending=0 if running is None else running.resolver.pending,
+        max_pending=most,
+        captures=0 if running is None else running.epoch,
+        counts=_state.ledger.snapshot(),
+        sites=_state.sites.calls(),
+        not_timed=sorted(_state.traced),
+    )
+
+
+def held_settings() -> Settings | None:
+    """Return the process's settings if it has read or set them, without reading them now."""
+    return _state.settings
+
+
 def new_site(name: str, **options: Any) -> Site:
     """Make a site. See :class:`gpu_timed.site.Site`."""
-    made = Site(name, **options)
-    _keep(made)
-    return made
-
-
-def calls() -> dict[str, int]:
-    """Return how often the sites of each name were called in this process, those that are gone included."""
-    found = Counter(_state.calls_of_the_gone)
-    for held in _state.every_site.copy():
-        found[held.name] += held.called
-    return dict(found)
-
-
-def _keep(made: Site) -> None:
-    """Know *made* as long as it is there, and its count of calls for good."""
-    gone = weakref.finalize(made, _count_the_gone, made.name, made.calls)
-    gone.atexit = False
-    _state.every_site.add(made)
-
-
-def _forget_calls() -> None:
-    _state.calls_of_the_gone = Counter()
-    for held in _state.every_site.copy():
-        held.calls = itertools.count()
-        _keep(held)
-
-
-def _count_the_gone(name: str, counter: itertools.count[int]) -> None:
-    kept = _state.calls_of_the_gone
-    if len(kept) >= _MOST_SITES and name not in kept:
-        name = "other"
-    kept[name] += calls_in(counter)
+    return _state.sites.new(name, **options)
 
 
 def site(key: Any, make: Callable[[], Site]) -> Site:
     """Return the site kept under *key*, made by *make* the first time."""
-    found = _state.sites.get(key)
-    if found is None:
-        if len(_state.sites) >= _MOST_SITES:
-            _state.ledger.fault(
-                "sites_overflow", f"more than {_MOST_SITES} span names: names must come from code, not data"
-            )
-            return make()
-        found = _state.sites.setdefault(key, make())
-    return found
+    return _state.sites.find(key, make, _state.ledger)
 
 
 def flush(timeout_s: float = 10.0) -> FlushResult:
@@ -297,8 +275,7 @@ def reset() -> None:
         ending, _state.tracer = _state.tracer, None
         _state.settings = None
         _state.ledger = Ledger()
-        _state.sites = {}
-        _forget_calls()
+        _state.sites.forget()
         _state.traced = set()
         _state.imports.close()
         if _state.probes is not None:
@@ -322,7 +299,7 @@ def _make() -> Tracer:
         resolver = Resolver(held, counts, ring)
         otel = OtelSink(counts, device_spans=held.device_spans)
         resolver.add_sink(otel)
-        resolver.add_sink(MetricsSink(_version.VERSION, calls, counts.snapshot))
+        resolver.add_sink(MetricsSink(_version.VERSION, _state.sites.calls, counts.snapshot))
         gate = Gate(counts, _version.VERSION)
         # The last to register runs first at exit: ours must run before that of the provider, which
         # registers when the application makes it.
@@ -378,7 +355,7 @@ def _after_fork() -> None:
     _state.ring.restart()
     _state.tracer = None
     _state.told = {}
-    _forget_calls()
+    _state.sites.forget_calls()
     if old is not None:
         old.dead = True
         old.resolver.dead = True

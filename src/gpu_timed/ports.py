@@ -144,6 +144,16 @@ class Locator(Protocol):
         ...
 
 
+class Bench(NamedTuple):
+    """A stream for measuring on: idle, and nobody else's."""
+
+    place: Place
+    now_ns: Callable[[], int]
+    """The host's monotonic clock, in nanoseconds."""
+    busy: Callable[[], None] | None
+    """Queues work of some 100 µs on the stream and returns at once; None where there is no way to."""
+
+
 class Verdict(NamedTuple):
     """What the probes saw while a span was running."""
 

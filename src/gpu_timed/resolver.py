@@ -81,6 +81,11 @@ class Resolver:
         """Whether as many spans wait for the device as may."""
         return self._waiting + len(self._arrivals) >= self.settings.max_pending
 
+    @property
+    def pending(self) -> int:
+        """How many spans wait for the device, or to be looked at."""
+        return self._waiting + len(self._arrivals)
+
     def submit(self, span: Span) -> None:
         """Take a span whose call has returned."""
         if self.dead:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import assert_type
 
-from gpu_timed import Missing, Record, flush, gpu_span, gpu_timed
+from gpu_timed import Diagnosis, Missing, Record, diagnose, flush, gpu_span, gpu_timed
 from gpu_timed.testing import FakeDevice, capture, use_device
 
 
@@ -72,3 +72,5 @@ with use_device(FakeDevice()) as device, capture() as records:
 assert_type(records, list[Record])
 assert_type(records[0].device_ns, int | Missing)
 assert_type(flush().complete, bool)
+assert_type(diagnose(send=True, endpoint="http://localhost:4318"), Diagnosis)
+assert_type(diagnose().exit_code, int)

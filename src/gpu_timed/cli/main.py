@@ -27,7 +27,7 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Keep subcommands subcommands while there is only one."""
+    """Hold the options that come before a command."""
 
 
 @app.command()
@@ -43,6 +43,43 @@ def demo(
     try:
         room.run(console, out=out, tokens=tokens, device=device)
     except GpuTimedError as error:
-        console.print("error:", style="bold red", end=" ")
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
+        raise _refused(console, error) from None
+
+
+@app.command()
+def doctor(
+    *,
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    endpoint: Annotated[
+        str | None, typer.Option(help="Where to send the test span, such as http://localhost:4318.")
+    ] = None,
+    send: Annotated[bool, typer.Option("--send/--no-send", help="Send a test span.")] = True,
+) -> None:
+    """Say whether gpu_timed will measure and deliver here, and if not, why and what mends it.
+
+    Makes a CUDA context on device 0 for its measurements, and sends one span. Exits with 0, or with 1 where
+    there is a problem; 2 is an option that cannot be used.
+    """
+    from gpu_timed.cli import doctor as room  # noqa: PLC0415 - only for this command
+    from gpu_timed.doctor import diagnose  # noqa: PLC0415
+
+    try:
+        diagnosis = diagnose(measure=True, send=send, endpoint=endpoint)
+    except GpuTimedError as error:
+        raise _refused(Console(stderr=True), error) from None
+    if json:
+        typer.echo(diagnosis.to_json())
+    else:
+        room.show(Console(), diagnosis)
+    raise typer.Exit(diagnosis.exit_code)
+
+
+def _refused(console: Console, error: GpuTimedError) -> typer.Exit:
+    """Show what cannot be done and how it can, and return the exit."""
+    console.print("error:", style="bold red", end=" ")
+    console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+    return typer.Exit(2)
+
+
+if __name__ == "__main__":
+    app()

@@ -36,6 +36,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuEventElapsedTime": (_pointer, _pointer, _pointer),
     "cuStreamIsCapturing": (_pointer, _pointer),
     "cuStreamCreate": (_pointer, ctypes.c_uint),
+    "cuStreamDestroy_v2": (_pointer,),
     "cuThreadExchangeStreamCaptureMode": (_pointer,),
     "cuCtxPushCurrent_v2": (_pointer,),
     "cuCtxPopCurrent_v2": (_pointer,),

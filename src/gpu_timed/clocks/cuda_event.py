@@ -188,6 +188,17 @@ class CudaEventClock:
             device.info = info
         return info
 
+    def close(self) -> None:
+        """Destroy the events and streams that are not in use. For a clock that is not the process's own."""
+        with self._lock:
+            for device in self._devices.values():
+                with self._context(device):
+                    for mark in (*device.free, *([device.epoch] if device.epoch else [])):
+                        self.library.cuEventDestroy_v2(mark.handle)
+                    if device.anchor_stream:
+                        self.library.cuStreamDestroy_v2(device.anchor_stream)
+            self._devices.clear()
+
     @contextlib.contextmanager
     def unhindered(self) -> Iterator[None]:
         """Ask in relaxed capture mode, restored afterwards."""

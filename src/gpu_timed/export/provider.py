@@ -108,13 +108,13 @@ def install(
         )
     inner = _exporter(exporter, path, endpoint)
     # Not the SDK's own exit handler: with a dead collector it would wait for every retry.
-    provider = TracerProvider(resource=_resource(service_name), shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource(service_name), shutdown_on_exit=False)
     if inner is not None:
         provider.add_span_processor(CountingProcessor(inner, ledger))
     trace.set_tracer_provider(provider)
 
 
-def _resource(service_name: str | None) -> Resource:
+def resource(service_name: str | None) -> Resource:
     """Return the resource: host identity under whatever ``OTEL_RESOURCE_ATTRIBUTES`` says.
 
     Jaeger takes spans whose resource names no host for spans of another machine and "corrects" their
@@ -136,17 +136,36 @@ def _exporter(name: str, path: str | os.PathLike[str] | None, endpoint: str | No
         return ConsoleSpanExporter()
     if name == "jsonl":
         return _json_lines(path)
+    return otlp(endpoint)
+
+
+def otlp(endpoint: str | None, **options: Any) -> SpanExporter:
+    """Return the exporter that ``exporter="otlp"`` stands for; *options* are the exporter's own.
+
+    Raises:
+        ConfigurationError: The endpoint is no address.
+        MissingExtraError: The exporter's package is not installed.
+    """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
     except ImportError:
         raise missing_extra("exporter='otlp'", "opentelemetry-exporter-otlp-proto-http", "otlp") from None
-    if endpoint is not None:
+    return OTLPSpanExporter(endpoint=None if endpoint is None else traces_url(endpoint), **options)
+
+
+def traces_url(endpoint: str) -> str:
+    """Return where spans for *endpoint* go: its own path, or ``/v1/traces`` where it has none.
+
+    Raises:
+        ConfigurationError: It has no scheme or no host.
+    """
+    try:
         parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ConfigurationError(f"endpoint={endpoint!r} needs a scheme and a host: http://localhost:4318")
-        if parts.path in ("", "/"):
-            endpoint = endpoint.rstrip("/") + "/v1/traces"
-    return OTLPSpanExporter(endpoint=endpoint)
+    except ValueError as error:
+        raise ConfigurationError(f"endpoint={endpoint!r} cannot be read ({error}): http://localhost:4318") from None
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ConfigurationError(f"endpoint={endpoint!r} needs a scheme and a host: http://localhost:4318")
+    return endpoint.rstrip("/") + "/v1/traces" if parts.path in ("", "/") else endpoint
 
 
 def _json_lines(path: str | os.PathLike[str] | None) -> SpanExporter:
