@@ -29,6 +29,7 @@ _MOST_PENDING: Final = 10_000
 _SHORTEST_LOOK_S: Final = 0.000_05
 _LONGEST_LOOK_S: Final = 0.001
 _LOOKS_PER_WAIT: Final = 64
+_ASKED_AT_ONCE: Final = 4
 _LINGER_S: Final = 2.0
 
 
@@ -220,15 +221,21 @@ class FenceClock:
                         return
 
     def _sweep(self) -> None:
-        """Stamp what is there by now, and sleep for a fraction of how long the newest has waited."""
-        waiting = []
+        """Stamp what is there by now, and sleep for a fraction of how long the oldest has waited.
+
+        Work mostly ends in the order in which it was begun: only the oldest few are asked, each look costs the
+        runtime something. What ends before its turn is stamped late, and its window says so.
+        """
+        waiting: list[FenceMark] = []
         for mark in tuple(self._pending):  # others append meanwhile
             if mark.pending and not mark.at_ns and not self._is_there(mark):
                 waiting.append(mark)
+                if len(waiting) == _ASKED_AT_ONCE:
+                    break
             else:
                 self._pending.remove(mark)
         if waiting:
-            waited = (self._now_ns() - waiting[-1].placed_ns) / 1e9
+            waited = (self._now_ns() - waiting[0].placed_ns) / 1e9
             time.sleep(min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, waited / _LOOKS_PER_WAIT)))
 
     def _is_there(self, mark: FenceMark) -> bool:

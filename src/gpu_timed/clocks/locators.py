@@ -12,7 +12,7 @@ from gpu_timed.clocks.torch_locator import TorchLocator
 from gpu_timed.ports import Launch, Locator, Place
 from gpu_timed.record import Missing
 
-_ABSENT: Final = frozenset({"no_device", "not_initialised", "unsupported_runtime"})
+_ABSENT: Final = frozenset({"no_device", "not_initialised", "simulated", "unsupported_runtime"})
 _MODULES: Final = (("cupy", "cupy"), ("numba", "numba.cuda"), ("jax", "jax"))
 """Runtimes asked where torch has no device, in this order, and the module that says that they are there."""
 
@@ -43,8 +43,10 @@ class Locators:
             for runtime, module in _MODULES:
                 if module in sys.modules:
                     other = self._of[runtime].locate()
-                    if not (isinstance(other, Missing) and other.reason in _ABSENT):
+                    if not isinstance(other, Missing) or other.reason not in _ABSENT:
                         return other
+                    if other.reason == "simulated":
+                        place = other  # unless another runtime has a device
         return place
 
     def device_of(self, value: Any) -> int | None:
