@@ -4,8 +4,9 @@ Importing this touches no device and loads neither torch nor wrapt: names are lo
 
 The rooms, from the top down; each looks down only:
 
-    cli                                          the commands
-    timed  configuration  testing                the doors
+    cli  instrumentation                         the commands, and OpenTelemetry's way to switch it on
+    targets                                      timing by name, with no change to the code
+    timed  configuration  propagation  testing   the doors
     current ← tracer ← resolver ← reading ← span the engine
     clocks  context  export  callables           where time, parents, sinks and wrappers come from
     site  ports  settings  record  …             the ground: nouns and interfaces
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         NotCallableError,
         WaitTimeout,
     )
+    from gpu_timed.propagation import carry, extracted, inject
     from gpu_timed.record import Cause, Missing, Record
     from gpu_timed.timed import gpu_span, gpu_timed
 
@@ -41,14 +43,20 @@ __all__ = [
     "NotCallableError",
     "Record",
     "WaitTimeout",
+    "carry",
     "configure",
+    "extracted",
     "flush",
     "gpu_span",
     "gpu_timed",
+    "inject",
     "shutdown",
 ]
 
 _HOMES = {
+    "carry": "propagation",
+    "extracted": "propagation",
+    "inject": "propagation",
     "configure": "configuration",
     "flush": "current",
     "shutdown": "current",
