@@ -69,12 +69,14 @@ class _State:
         self.settings: Settings | None = None
         self.ledger = Ledger()
         self.imports = ImportWatch(self._import_fault)
+        self.targets: list[Any] = []
         self.tracer: Tracer | None = None
         self.sites: dict[Any, Site] = {}
         self.every_site: weakref.WeakSet[Site] = weakref.WeakSet()
         self.traced: set[str] = set()
         self.fork_hook = False
         self.installed = False
+        self.step_in: Callable[[], bool] | None = None
         self.warned = False
         self.ended = False
         self.told: Mapping[str, int] = {}
@@ -153,6 +155,11 @@ def imports() -> ImportWatch:
     return _state.imports
 
 
+def targets() -> list[Any]:
+    """Return what is timed by name in this process, or waits for its module. See :mod:`gpu_timed.targets`."""
+    return _state.targets
+
+
 def ledger() -> Ledger:
     """Return the counts of this process."""
     return _state.ledger
@@ -227,6 +234,27 @@ def install_exporter(exporter: str, **options: Any) -> None:
         _watch_forks()
 
 
+def stand_by_exporter(exporter: str, **options: Any) -> None:
+    """Have a provider for *exporter* ready, to be the global one if there is none when the first call is recorded.
+
+    A provider that the application sets before that is used as it is, as ever. The options and errors as in
+    :func:`gpu_timed.export.provider.stand_by`.
+    """
+    with _state.lock:
+        from gpu_timed.export import provider  # noqa: PLC0415 - brings the SDK, which decorating must not
+
+        _state.step_in = provider.stand_by(exporter, ledger=_state.ledger, **options)
+        if _state.tracer is not None:
+            _state.tracer.gate.on_none = _step_in
+        _register_exit()
+        _watch_forks()
+
+
+def has_own_provider() -> bool:
+    """Return whether the global provider is one that gpu_timed made."""
+    return _state.installed
+
+
 @contextlib.contextmanager
 def sink(added: Sink) -> Iterator[None]:
     """Pass finished spans to *added* as well, for the length of the block."""
@@ -258,9 +286,11 @@ def reset() -> None:
         _state.ledger = Ledger()
         _state.sites = {}
         _state.traced = set()
+        _state.targets = []
         _state.imports.close()
         _state.told = {}
         _state.installed = _state.ended = _state.warned = False
+        _state.step_in = None
     if ending is not None:
         ending.resolver.stop(1.0)
 
@@ -278,6 +308,7 @@ def _make() -> Tracer:
         # The last to register runs first at exit: ours must run before that of the provider, which
         # registers when the application makes it.
         gate.on_provider.append(_register_exit)
+        gate.on_none = None if _state.step_in is None else _step_in
         made = Tracer(
             settings=held,
             ledger=counts,
@@ -291,6 +322,12 @@ def _make() -> Tracer:
         _watch_forks()
         _state.tracer = made
         return made
+
+
+def _step_in() -> None:
+    with _state.lock:
+        if _state.step_in is not None and not _state.installed:
+            _state.installed = _state.step_in()
 
 
 def _register_exit() -> None:

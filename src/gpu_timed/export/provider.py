@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -81,18 +81,49 @@ class CountingExporter(SpanExporter):
         return self._inner.force_flush(timeout_millis)
 
 
-def install(
+def install(exporter: str, **options: Any) -> None:
+    """Make a provider with *exporter* the application's global one. The options as in :func:`build`.
+
+    Raises:
+        ConfigurationError: The exporter is unknown, lacks its argument, or a provider is set already.
+        MissingExtraError: The exporter's package is not installed.
+    """
+    trace.set_tracer_provider(build(exporter, **options, refuse_second=True))
+
+
+def stand_by(exporter: str, **options: Any) -> Callable[[], bool]:
+    """Build a provider with *exporter*, for the case that the application sets none of its own.
+
+    Returns:
+        What makes it the global one if there is none yet, and returns whether it is the global one.
+
+    Raises:
+        ConfigurationError: The exporter is unknown or lacks its argument.
+        MissingExtraError: The exporter's package is not installed.
+    """
+    made = build(exporter, **options)
+
+    def step_in() -> bool:
+        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            trace.set_tracer_provider(made)
+        return trace.get_tracer_provider() is made
+
+    return step_in
+
+
+def build(
     exporter: str,
     *,
     ledger: Ledger,
     service_name: str | None,
     path: str | os.PathLike[str] | None,
     endpoint: str | None,
-) -> None:
-    """Make a provider with *exporter* the application's global one.
+    refuse_second: bool = False,
+) -> TracerProvider:
+    """Build a provider with *exporter*.
 
     Raises:
-        ConfigurationError: The exporter is unknown, lacks its argument, or a provider is set already.
+        ConfigurationError: The exporter is unknown, lacks its argument, or *refuse_second* and there is one already.
         MissingExtraError: The exporter's package is not installed.
     """
     if not isinstance(exporter, str) or exporter not in EXPORTERS:
@@ -101,7 +132,7 @@ def install(
         raise ConfigurationError(f"path= belongs to exporter='jsonl', not to {exporter!r}.")
     if endpoint is not None and exporter != "otlp":
         raise ConfigurationError(f"endpoint= belongs to exporter='otlp', not to {exporter!r}.")
-    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    if refuse_second and not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         raise ConfigurationError(
             "this process has an OpenTelemetry tracer provider already, and it can be set only once. Leave exporter= "
             "out to send spans through it, or call configure() before the provider is set."
@@ -111,7 +142,7 @@ def install(
     provider = TracerProvider(resource=_resource(service_name), shutdown_on_exit=False)
     if inner is not None:
         provider.add_span_processor(CountingProcessor(inner, ledger))
-    trace.set_tracer_provider(provider)
+    return provider
 
 
 def _resource(service_name: str | None) -> Resource:
