@@ -29,7 +29,7 @@ def refuse(target: type[Any]) -> None:
     Raises:
         NotCallableError: Its instances cannot be called, or by something that is no Python function.
     """
-    name = _method_of(target)
+    name = method_of(target)
     method = _find(target, name)
     if method is None or getattr(method, "__name__", "") == "_forward_unimplemented":
         raise NotCallableError(
@@ -45,14 +45,14 @@ def refuse(target: type[Any]) -> None:
 
 def wrap(target: type[Any], site: Site, door: Door) -> type[Any]:
     """Return *target*, each call of whose instances is a span."""
-    name = _method_of(target)
+    name = method_of(target)
     method = _find(target, name)
     assert method is not None  # noqa: S101 - refuse() looked
     setattr(target, name, functions.wrap(method, site, door))
     return target
 
 
-def _method_of(target: type[Any]) -> str:
+def method_of(target: type[Any]) -> str:
     """Return which method a call of an instance runs: hooks and the like stand before a module's ``forward``."""
     is_module = any(kind.__name__ == "Module" and kind.__module__.startswith("torch.nn.") for kind in target.__mro__)
     return "forward" if is_module else "__call__"
