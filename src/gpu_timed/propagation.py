@@ -78,8 +78,9 @@ def inject() -> dict[str, str]:
 def extracted(carrier: Mapping[str, str] | Iterable[tuple[Any, Any]]) -> Iterator[None]:
     """Run a block as a part of the trace that came with a request.
 
-    ``with extracted(request.headers): …`` is all that a server or a consumer needs. The context in the block is what arrived and nothing else: without a (readable) ``traceparent`` its spans are
-    roots, whatever was current before.
+    ``with extracted(request.headers): …`` is all that a server or a consumer needs. The context in the block is
+    what arrived and nothing else: without a (readable) ``traceparent`` its spans are roots, whatever was current
+    before.
 
     Args:
         carrier: Headers, as a mapping or as pairs, their names in any case; text or bytes.
@@ -88,7 +89,8 @@ def extracted(carrier: Mapping[str, str] | Iterable[tuple[Any, Any]]) -> Iterato
         ConfigurationError: *carrier* is neither.
     """
     try:
-        pairs = list(carrier.items() if isinstance(carrier, Mapping) or hasattr(carrier, "items") else carrier)
+        items: Any = getattr(carrier, "items", None)  # http.client's and email's messages are no Mappings
+        pairs: Iterable[Any] = carrier if items is None else items()
         token = wire.attach(pairs)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(

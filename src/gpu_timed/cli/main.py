@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -21,7 +22,7 @@ def _version(asked: bool) -> None:  # noqa: FBT001 - typer's signature
 
 
 @app.callback()
-def main(
+def root(
     *,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
@@ -43,6 +44,56 @@ def demo(
     try:
         room.run(console, out=out, tokens=tokens, device=device)
     except GpuTimedError as error:
-        console.print("error:", style="bold red", end=" ")
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
+        _refuse(console, error)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    context: typer.Context,
+    *,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- PROGRAM …", help="python app.py …, -m package.module …, app.py …, uvicorn app:app …"
+        ),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="What to time: module:function[option=value,…]; __main__:function of the script itself."),
+    ] = None,
+    exporter: Annotated[
+        str | None,
+        typer.Option(help="otlp, jsonl, console or none, unless the program sets a provider before the first span."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the spans, as OTLP JSON lines.")] = None,
+    service_name: Annotated[str | None, typer.Option(help="service.name of the spans.")] = None,
+) -> None:
+    """Run a Python program with functions of it timed by name, and no change to its code."""
+    from gpu_timed.cli import run as room  # noqa: PLC0415 - brings the engine
+
+    try:
+        prepared = room.prepare(
+            command or (), targets=target or (), exporter=exporter, out=out, service_name=service_name
+        )
+    except GpuTimedError as error:
+        _refuse(Console(stderr=True), error)
+    context.obj.append(prepared)  # main() runs it
+
+
+def main() -> None:
+    """Run the command line; a program that it is asked to run runs outside of it, whose handlers are not for that."""
+    prepared: list[Any] = []
+    hook = sys.excepthook
+    try:
+        app(obj=prepared)
+    except SystemExit:
+        if not prepared:
+            raise
+    sys.excepthook = hook
+    prepared[0].run()
+
+
+def _refuse(console: Console, error: GpuTimedError) -> NoReturn:
+    console.print("error:", style="bold red", end=" ")
+    console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(2) from None
