@@ -9,6 +9,7 @@ The rooms, from the top down; each looks down only:
     timed  configuration  propagation  testing   the doors
     current ← tracer ← resolver ← reading ← span the engine
     clocks  context  export  callables           where time, parents, sinks and wrappers come from
+    target_names                                 how targets are written
     site  ports  settings  record  …             the ground: nouns and interfaces
 """
 

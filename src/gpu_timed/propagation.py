@@ -1,7 +1,9 @@
 """Keeping the parent across threads, processes and requests: :func:`carry`, :func:`inject`, :func:`extracted`.
 
-A pool's thread knows nothing of who submitted its work: a span there is the root of a trace of its own. What is
-carried here is the trace (and every other context variable), not torch's current stream, which is a thread's own.
+A pool's thread knows nothing of who submitted its work: a span there is the root of a trace of its own. A *forked*
+worker process is worse off: it keeps the context of whichever request forked it, for all requests after that. What
+is carried here replaces it: the trace (and, within a process, every other context variable), but not torch's
+current stream, which is a thread's own.
 """
 
 from __future__ import annotations

@@ -630,6 +630,20 @@ def test_what_cannot_be_run_names_the_way(command, says):
     assert says in str(caught.value)
 
 
+def test_a_command_goes_before_a_folder_of_its_name(tmp_path, monkeypatch):
+    """As in a shell, a bare word is a command; with a slash or a suffix it is what is there."""
+    script = tmp_path / "bin" / "serve"
+    script.parent.mkdir()
+    script.write_text(f"#!{sys.executable}\n")
+    script.chmod(0o755)
+    (tmp_path / "serve").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert command_line.parse(["./serve"]).what == "./serve"
+    assert command_line.parse(["serve"]).what == "serve"
+    monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
+    assert command_line.parse(["serve", "x"]) == command_line.Program("script", str(script), ("x",))
+
+
 def test_a_definition_keeps_every_line():
     """The tree with our decorators in it compiles to the same line numbers as without."""
     source = textwrap.dedent(APP)

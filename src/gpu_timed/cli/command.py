@@ -39,8 +39,9 @@ def parse(command: Sequence[str]) -> Program:
     if not words or words[0].startswith("-"):
         return _after_python(words)
     first, *rest = words
-    found = first if Path(first).exists() else shutil.which(first)
-    if found is None:
+    is_command = os.sep not in first and not Path(first).suffix  # as a shell reads it, whatever folders are here
+    found = (is_command and shutil.which(first)) or first
+    if not Path(found).exists():
         raise ConfigurationError(
             f"there is no file and no command {first!r}. Write -- python {first} if it is a script."
         )

@@ -77,7 +77,10 @@ def run(
         )
     except GpuTimedError as error:
         _refuse(Console(stderr=True), error)
-    context.obj.append(prepared)  # main() runs it
+    if context.obj is None:  # the app was called by something else than main()
+        prepared.run()
+    else:
+        context.obj.append(prepared)
 
 
 def main() -> None:
