@@ -76,7 +76,7 @@ class _State:
         self.traced: set[str] = set()
         self.fork_hook = False
         self.installed = False
-        self.step_in: Callable[[], bool] | None = None
+        self.standby: Any = None
         self.warned = False
         self.ended = False
         self.told: Mapping[str, int] = {}
@@ -235,15 +235,15 @@ def install_exporter(exporter: str, **options: Any) -> None:
 
 
 def stand_by_exporter(exporter: str, **options: Any) -> None:
-    """Have a provider for *exporter* ready, to be the global one if there is none when the first call is recorded.
+    """Have a provider for *exporter* ready, to be the global one if there is none when the first span is started.
 
-    A provider that the application sets before that is used as it is, as ever. The options and errors as in
-    :func:`gpu_timed.export.provider.stand_by`.
+    That is a call of ours, or a span of anybody's. A provider that the application sets before that is used as it
+    is, as ever. The options and errors as in :class:`gpu_timed.export.provider.StandBy`.
     """
     with _state.lock:
         from gpu_timed.export import provider  # noqa: PLC0415 - brings the SDK, which decorating must not
 
-        _state.step_in = provider.stand_by(exporter, ledger=_state.ledger, **options)
+        _state.standby = provider.StandBy(exporter, ledger=_state.ledger, action=_step_in, **options)
         if _state.tracer is not None:
             _state.tracer.gate.on_none = _step_in
         _register_exit()
@@ -290,7 +290,9 @@ def reset() -> None:
         _state.imports.close()
         _state.told = {}
         _state.installed = _state.ended = _state.warned = False
-        _state.step_in = None
+        if _state.standby is not None:
+            _state.standby.withdraw()
+            _state.standby = None
     if ending is not None:
         ending.resolver.stop(1.0)
 
@@ -308,7 +310,7 @@ def _make() -> Tracer:
         # The last to register runs first at exit: ours must run before that of the provider, which
         # registers when the application makes it.
         gate.on_provider.append(_register_exit)
-        gate.on_none = None if _state.step_in is None else _step_in
+        gate.on_none = None if _state.standby is None else _step_in
         made = Tracer(
             settings=held,
             ledger=counts,
@@ -326,8 +328,8 @@ def _make() -> Tracer:
 
 def _step_in() -> None:
     with _state.lock:
-        if _state.step_in is not None and not _state.installed:
-            _state.installed = _state.step_in()
+        if _state.standby is not None and not _state.installed:
+            _state.installed = _state.standby.step_in()
 
 
 def _register_exit() -> None:

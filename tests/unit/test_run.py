@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from opentelemetry import trace
 
-from gpu_timed import ConfigurationError, current, flush, gpu_span, shutdown
+from gpu_timed import ConfigurationError, current, flush, gpu_span, shutdown, testing
 from gpu_timed.cli import command as command_line
 from gpu_timed.cli import program
 from gpu_timed.cli import run as room
@@ -486,22 +486,26 @@ def test_a_program_that_sets_its_own_provider_is_not_refused(options, run, write
 
 
 def test_spans_of_the_programs_own_go_the_same_way(run, write, tmp_path):
-    """An application that uses the API without a provider finds ours from the first timed call on."""
+    """A program that uses the API without a provider, as frameworks do, finds ours from its very first span on."""
     write(
         "app.py",
         """
         from opentelemetry import trace
         tracer = trace.get_tracer("app")
+        @tracer.start_as_current_span("decorated")
         def infer():
-            return trace.get_current_span().get_span_context().trace_id
-        infer()
+            return 1
+        assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
         with tracer.start_as_current_span("request"):
             infer()
         """,
     )
-    run("--target", "__main__:infer", "--out", "s.jsonl", "--", "python", "app.py")
+    done = run("--target", "__main__:infer", "--out", "s.jsonl", "--", "python", "app.py")
     found = spans(tmp_path / "s.jsonl")
-    assert found["infer"][1]["parentSpanId"] == found["request"][0]["spanId"]
+    assert set(found) == {"request", "infer", "decorated"}, done.stderr
+    (request,), (infer,), (decorated,) = found["request"], found["infer"], found["decorated"]
+    assert infer["parentSpanId"] == request["spanId"]
+    assert decorated["parentSpanId"] == infer["spanId"]
 
 
 def test_nothing_is_exported_unless_asked(app, run, tmp_path):
@@ -566,6 +570,26 @@ def test_the_exporter_that_stands_by_gives_way(tmp_path, exporter, device):
     assert trace.get_tracer_provider() is theirs
     assert not current.has_own_provider()
     assert [span.name for span in exporter.get_finished_spans()] == ["work [gpu]", "work"]
+
+
+def test_a_span_of_anybodys_brings_it_in(tmp_path):
+    """The first span may be the application's own; after a reset nothing of ours is brought in any more."""
+    proxy = trace.get_tracer("app")
+    before = vars(trace.ProxyTracer)["_tracer"]
+    current.stand_by_exporter("jsonl", service_name=None, path=tmp_path / "s.jsonl", endpoint=None)
+    testing.reset()
+    with proxy.start_as_current_span("after reset"):
+        pass
+    assert not current.has_own_provider()
+    current.stand_by_exporter("jsonl", service_name=None, path=tmp_path / "s.jsonl", endpoint=None)
+    with proxy.start_as_current_span("request"), gpu_span("work"):
+        pass
+    assert vars(trace.ProxyTracer)["_tracer"] is before
+    assert current.has_own_provider()
+    assert shutdown(5)
+    found = spans(tmp_path / "s.jsonl")
+    assert set(found) == {"request", "work"}
+    assert found["work"][0]["parentSpanId"] == found["request"][0]["spanId"]
 
 
 def test_the_exporter_that_stands_by_steps_in_once(tmp_path):

@@ -91,24 +91,44 @@ def install(exporter: str, **options: Any) -> None:
     trace.set_tracer_provider(build(exporter, **options, refuse_second=True))
 
 
-def stand_by(exporter: str, **options: Any) -> Callable[[], bool]:
-    """Build a provider with *exporter*, for the case that the application sets none of its own.
+class StandBy:
+    """A provider with *exporter* that is ready, for the case that the application sets none of its own.
 
-    Returns:
-        What makes it the global one if there is none yet, and returns whether it is the global one.
+    Args:
+        exporter: As in :func:`build`, like the options.
+        action: Run when somebody who uses the API alone starts a span with no provider set, before it is started:
+            that span would else be lost, and the timed call in it without a parent. Private name used:
+            ``ProxyTracer._tracer`` (api 1.30 to 1.45), which every span of a proxy asks for; without it nothing is run.
 
     Raises:
         ConfigurationError: The exporter is unknown or lacks its argument.
         MissingExtraError: The exporter's package is not installed.
     """
-    made = build(exporter, **options)
 
-    def step_in() -> bool:
+    def __init__(self, exporter: str, *, action: Callable[[], None], **options: Any) -> None:
+        self._made = build(exporter, **options)
+        self._asked = vars(trace.ProxyTracer).get("_tracer")
+        ask = getattr(self._asked, "fget", None)
+        if ask is None:
+            return
+
+        def tracer(proxy: trace.ProxyTracer) -> Any:
+            action()
+            return ask(proxy)
+
+        setattr(trace.ProxyTracer, "_tracer", property(tracer))  # noqa: B010 - a type checker knows it as read-only
+
+    def step_in(self) -> bool:
+        """Make it the global provider if there is none yet; returns whether it is the global one."""
+        self.withdraw()
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            trace.set_tracer_provider(made)
-        return trace.get_tracer_provider() is made
+            trace.set_tracer_provider(self._made)
+        return trace.get_tracer_provider() is self._made
 
-    return step_in
+    def withdraw(self) -> None:
+        """Wait for nobody's span any more."""
+        if self._asked is not None:
+            setattr(trace.ProxyTracer, "_tracer", self._asked)  # noqa: B010 - as above
 
 
 def build(
