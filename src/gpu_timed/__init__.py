@@ -4,10 +4,12 @@ Importing this touches no device and loads neither torch nor wrapt: names are lo
 
 The rooms, from the top down; each looks down only:
 
-    cli                                          the commands
-    timed  configuration  testing  doctor        the doors
+    cli  instrumentation                         the commands, and OpenTelemetry's way to switch it on
+    targets                                      timing by name, with no change to the code
+    timed  configuration  propagation  testing  doctor   the doors
     current ← tracer ← resolver ← reading ← span the engine
-    clocks  context  export  callables  diagnosis  where time, parents, sinks and wrappers come from
+    clocks  warmth  context  export  callables   where time, causes, parents, sinks and wrappers come from
+    diagnosis  sites  target_names               what the doctor says; the sites; how targets are written
     site  ports  settings  record  findings  …   the ground: nouns and interfaces
 """
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from gpu_timed.findings import Diagnosis
+    from gpu_timed.propagation import carry, extracted, inject
     from gpu_timed.record import Cause, Missing, Record
     from gpu_timed.timed import gpu_span, gpu_timed
 
@@ -44,15 +47,21 @@ __all__ = [
     "NotCallableError",
     "Record",
     "WaitTimeout",
+    "carry",
     "configure",
     "diagnose",
+    "extracted",
     "flush",
     "gpu_span",
     "gpu_timed",
+    "inject",
     "shutdown",
 ]
 
 _HOMES = {
+    "carry": "propagation",
+    "extracted": "propagation",
+    "inject": "propagation",
     "configure": "configuration",
     "diagnose": "doctor",
     "Diagnosis": "findings",

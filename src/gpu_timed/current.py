@@ -73,11 +73,13 @@ class _State:
         self.imports = ImportWatch(self._import_fault)
         self.ring = Ring()
         self.probes: Probes | None = None
+        self.targets: list[Any] = []
         self.tracer: Tracer | None = None
         self.sites = Sites()
         self.traced: set[str] = set()
         self.fork_hook = False
         self.installed = False
+        self.standby: Any = None
         self.warned = False
         self.ended = False
         self.told: Mapping[str, int] = {}
@@ -159,6 +161,11 @@ def probes() -> Mapping[str, str]:
 def imports() -> ImportWatch:
     """Return what waits for modules in this process."""
     return _state.imports
+
+
+def targets() -> list[Any]:
+    """Return what is timed by name in this process, or waits for its module. See :mod:`gpu_timed.targets`."""
+    return _state.targets
 
 
 def ledger() -> Ledger:
@@ -246,6 +253,27 @@ def install_exporter(exporter: str, **options: Any) -> None:
         _watch_forks()
 
 
+def stand_by_exporter(exporter: str, **options: Any) -> None:
+    """Have a provider for *exporter* ready, to be the global one if there is none when the first span is started.
+
+    That is a call of ours, or a span of anybody's. A provider that the application sets before that is used as it
+    is, as ever. The options and errors as in :class:`gpu_timed.export.provider.StandBy`.
+    """
+    with _state.lock:
+        from gpu_timed.export import provider  # noqa: PLC0415 - brings the SDK, which decorating must not
+
+        _state.standby = provider.StandBy(exporter, ledger=_state.ledger, action=_step_in, **options)
+        if _state.tracer is not None:
+            _state.tracer.gate.on_none = _step_in
+        _register_exit()
+        _watch_forks()
+
+
+def has_own_provider() -> bool:
+    """Return whether the global provider is one that gpu_timed made."""
+    return _state.installed
+
+
 @contextlib.contextmanager
 def sink(added: Sink) -> Iterator[None]:
     """Pass finished spans to *added* as well, for the length of the block."""
@@ -277,12 +305,16 @@ def reset() -> None:
         _state.ledger = Ledger()
         _state.sites.forget()
         _state.traced = set()
+        _state.targets = []
         _state.imports.close()
         if _state.probes is not None:
             _state.probes.close()
         _state.probes, _state.ring = None, Ring()
         _state.told = {}
         _state.installed = _state.ended = _state.warned = False
+        if _state.standby is not None:
+            _state.standby.withdraw()
+            _state.standby = None
     if ending is not None:
         ending.resolver.stop(1.0)
 
@@ -304,6 +336,7 @@ def _make() -> Tracer:
         # The last to register runs first at exit: ours must run before that of the provider, which
         # registers when the application makes it.
         gate.on_provider.append(_register_exit)
+        gate.on_none = None if _state.standby is None else _step_in
         made = Tracer(
             settings=held,
             ledger=counts,
@@ -318,6 +351,12 @@ def _make() -> Tracer:
         _watch_forks()
         _state.tracer = made
         return made
+
+
+def _step_in() -> None:
+    with _state.lock:
+        if _state.standby is not None and not _state.installed:
+            _state.installed = _state.standby.step_in()
 
 
 def _register_exit() -> None:

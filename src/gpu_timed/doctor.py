@@ -16,7 +16,7 @@ from gpu_timed.diagnosis import caches, clock, devices, process, variables, vers
 from gpu_timed.diagnosis.verdict import verdict
 from gpu_timed.errors import ConfigurationError, DeviceFault
 from gpu_timed.export import otel_environment, probe, provider
-from gpu_timed.findings import SECTIONS, Diagnosis, Finding, Inventory, Section, Source
+from gpu_timed.findings import SECTIONS, Diagnosis, Finding, Inventory, Level, Section, Source
 
 _SECTION_S: Final = 30.0
 """Seconds a section may take: making a context on a machine with many GPUs takes several."""
@@ -66,7 +66,7 @@ def diagnose(
             "process": lambda: process.findings(current.process_state()),
             "hooks": hooks,
             "caches": lambda: caches.findings(os.environ),
-            "targets": lambda: process.targets(current.process_state()),
+            "targets": _targets,
         },
         {"export": timeout_s + _SECTION_S},
     )
@@ -100,6 +100,14 @@ def hooks() -> Iterator[Finding]:
             yield Finding(name, "ok", f"{name}: waits until its runtime is imported")
         else:
             yield Finding(name, "warning", f"{name}: {said}: calls in which nothing was seen are unknown, not warm")
+
+
+def _targets() -> Iterator[Finding]:
+    yield from process.targets(current.process_state())
+    for attempt in current.targets():
+        state = attempt.state
+        level: Level = "warning" if state.status in ("missing", "refused") else "ok"
+        yield Finding(f"target.{state.target}", level, f"target {state.target}: {state.detail}")
 
 
 def _versions(library: Any) -> Iterable[Finding]:

@@ -20,6 +20,9 @@ MODES: Final = frozenset({"eager"})
 """How gpu_timed can be asked to launch the work in this version."""
 _MODES_TO_COME: Final = ("cuda_graph", "compile", "reduce-overhead", "max-autotune")
 
+TARGETS_VARIABLE: Final = "GPU_TIMED_TARGETS"
+"""What to time by name, which is read where that is done: by ``gpu-timed run``, or OpenTelemetry's instrumentation."""
+
 _LARGEST: Final = 10_000_000
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off", ""})
@@ -82,7 +85,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     """
     hints = get_type_hints(Settings)
     values: dict[str, Any] = {}
-    known = [f"GPU_TIMED_{field.name.upper()}" for field in fields(Settings)]
+    known = [*(f"GPU_TIMED_{field.name.upper()}" for field in fields(Settings)), TARGETS_VARIABLE]
     for field in fields(Settings):
         variable = f"GPU_TIMED_{field.name.upper()}"
         text = environment.get(variable)

@@ -51,7 +51,7 @@ def test_the_command_on_a_machine_with_a_gpu() -> None:
 
     pytest.importorskip("typer")
     done = subprocess.run(
-        [sys.executable, "-m", "gpu_timed.cli.main", "doctor", "--json", "--no-send"],
+        [sys.executable, "-m", "gpu_timed", "doctor", "--json", "--no-send"],
         env=environment(),
         capture_output=True,
         text=True,

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import assert_type
 
-from gpu_timed import Diagnosis, Missing, Record, diagnose, flush, gpu_span, gpu_timed
+from gpu_timed import (
+    Diagnosis,
+    Missing,
+    Record,
+    carry,
+    diagnose,
+    extracted,
+    flush,
+    gpu_span,
+    gpu_timed,
+    inject,
+)
+from gpu_timed.propagation import ContextExecutor
 from gpu_timed.testing import FakeDevice, capture, use_device
 
 
@@ -74,3 +86,16 @@ assert_type(records[0].device_ns, int | Missing)
 assert_type(flush().complete, bool)
 assert_type(diagnose(send=True, endpoint="http://localhost:4318"), Diagnosis)
 assert_type(diagnose().exit_code, int)
+assert_type(carry(bare)(1, y="a"), float)
+assert_type(list(carry(generator)()), list[int])
+with ContextExecutor() as pool:
+    assert_type(pool.submit(bare, 1, y="a").result(), float)
+assert_type(inject(), dict[str, str])
+with extracted(inject()):
+    pass
+with extracted([(b"traceparent", b"")]):
+    pass
+
+
+async def carried() -> None:
+    assert_type(await carry(coroutine)(1), bytes)

@@ -431,7 +431,7 @@ def test_a_real_process_prints_plain_lines_and_no_traceback(encoding):
     """Into a pipe there are no colours; a terminal that cannot show a character gets another one."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPU_TIMED_", "OTEL_"))}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "gpu_timed.cli.main", "doctor", "--no-send"],
+        [sys.executable, "-W", "error", "-m", "gpu_timed", "doctor", "--no-send"],
         env={**kept, "PYTHONIOENCODING": encoding, "GPU_TIMED_SYNC": "µ"},
         capture_output=True,
         encoding=encoding,
@@ -490,3 +490,14 @@ def test_a_device_that_cannot_be_opened_is_a_problem(monkeypatch):
     assert tried == [0]
     assert found.section("clock").get("skipped.1").level == "note"
     assert found.exit_code == 1
+
+
+def test_targets_are_shown_with_what_became_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that waits for its module is no problem; one that is not in it is a warning, by name."""
+    from gpu_timed.targets import apply_targets
+
+    apply_targets("never.imported:f,math:no_such_name")
+    found = {f.key: f for s in doctor.diagnose().sections if s.name == "targets" for f in s.findings}
+    assert found["target.never.imported:f"].level == "ok"
+    assert "never.imported" in found["target.never.imported:f"].text
+    assert found["target.math:no_such_name"].level == "warning"

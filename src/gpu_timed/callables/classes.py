@@ -31,7 +31,7 @@ def refuse(target: type[Any]) -> None:
     Raises:
         NotCallableError: Its instances cannot be called, or by something that is no Python function.
     """
-    name = _method_of(target)
+    name = method_of(target)
     method = _find(target, name)
     if method is None or getattr(method, "__name__", "") == "_forward_unimplemented":
         raise NotCallableError(
@@ -47,7 +47,7 @@ def refuse(target: type[Any]) -> None:
 
 def wrap(target: type[Any], site: Site, door: Door) -> type[Any]:
     """Return *target*, each call of whose instances is a span."""
-    name = _method_of(target)
+    name = method_of(target)
     method = _find(target, name)
     assert method is not None  # noqa: S101 - refuse() looked
     setattr(target, name, functions.wrap(method, site, door))
@@ -56,11 +56,11 @@ def wrap(target: type[Any], site: Site, door: Door) -> type[Any]:
 
 def suspends(target: type[Any]) -> bool:
     """Return whether a call of an instance of *target* runs on an event loop."""
-    method = _find(target, _method_of(target))
+    method = _find(target, method_of(target))
     return method is not None and functions.suspends(method)
 
 
-def _method_of(target: type[Any]) -> str:
+def method_of(target: type[Any]) -> str:
     """Return which method a call of an instance runs: hooks and the like stand before a module's ``forward``."""
     is_module = any(kind.__name__ == "Module" and kind.__module__.startswith("torch.nn.") for kind in target.__mro__)
     return "forward" if is_module else "__call__"

@@ -21,6 +21,7 @@ from typing import Any, Final, cast
 from gpu_timed.ports import Door
 from gpu_timed.site import Site
 
+_OWN: Final = "_gpu_timed_"
 _DYNAMO: Final = ("_torchdynamo", "get_compiler_config")
 
 
@@ -38,7 +39,7 @@ def wrap(function: Callable[..., Any], site: Site, door: Door) -> Callable[..., 
         co_qualname=getattr(function, "__qualname__", None) or name,
         # TorchScript compiles the source of the function inside, and looks its names up in *our* closure and
         # globals: no name of ours may be one of the user's, and theirs must be found.
-        co_freevars=tuple(f"_gpu_timed_{free}" for free in code.co_freevars),
+        co_freevars=tuple(f"{_OWN}{free}" for free in code.co_freevars),
     )
     is_function = isinstance(function, types.FunctionType)
     scope = function.__globals__ if is_function and make is _plain else template.__globals__
@@ -49,6 +50,12 @@ def wrap(function: Callable[..., Any], site: Site, door: Door) -> Callable[..., 
         own.__dict__.update({key: value for key, value in vars(function).items() if not key.startswith(_DYNAMO)})
     own.__dict__["__wrapped__"] = function
     return own
+
+
+def is_timed(function: Any) -> bool:
+    """Return whether *function* is one that :func:`wrap` made."""
+    free: tuple[str, ...] = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    return any(name.startswith(_OWN) for name in free)
 
 
 def compiling() -> bool:

@@ -76,6 +76,20 @@ def suspends(target: Any) -> bool:
     return functions.suspends(target)
 
 
+def is_timed(target: Any) -> bool:
+    """Return whether *target* is what :func:`wrap` made of something, or a ``staticmethod`` or the like around it."""
+    inside = getattr(target, "__func__", target)
+    if inspect.isfunction(inside):
+        return functions.is_timed(inside)
+    if triton_kernels.is_timed(inside):
+        return True
+    if modules.is_module(inside):
+        return functions.is_timed(type(inside).__call__)
+    from gpu_timed.callables import numba_kernels, objects  # noqa: PLC0415 - wrapt is loaded only where it is needed
+
+    return numba_kernels.is_timed(inside) or objects.is_timed(inside)
+
+
 def wrap(target: Callable[..., Any], site: Site, door: Door) -> Any:
     """Return *target*, each call of which is a span: the same kind of thing, in the way that its kind needs."""
     if inspect.isfunction(target):

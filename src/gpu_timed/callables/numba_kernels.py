@@ -52,6 +52,11 @@ def wrap(target: Any, site: Site, door: Door) -> Any:
     return _TimedKernel(target, site, door)
 
 
+def is_timed(target: Any) -> bool:
+    """Return whether *target* is a proxy that :func:`wrap` made."""
+    return issubclass(type(target), _TimedKernel)
+
+
 class _TimedKernel(wrapt.CallableObjectProxy):  # type: ignore[type-arg] # not generic at run time
     """A kernel whose launches are timed."""
 

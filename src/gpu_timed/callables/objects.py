@@ -22,6 +22,11 @@ def wrap(target: Callable[..., Any], site: Site, door: Door) -> Any:
     return kind(target, site, door)
 
 
+def is_timed(target: Any) -> bool:
+    """Return whether *target* is a proxy that :func:`wrap` made."""
+    return issubclass(type(target), _Timed)  # a proxy's ``__class__`` is that of what it stands for
+
+
 class _Timed(wrapt.CallableObjectProxy):  # type: ignore[type-arg] # not generic at run time
     """A proxy that can be copied and pickled: a copy wraps a copy of the object, with the same site."""
 

@@ -43,6 +43,11 @@ def wrap(target: Any, site: Site, door: Door) -> Any:
     return timed
 
 
+def is_timed(target: Any) -> bool:
+    """Return whether *target* is a copy that :func:`wrap` made."""
+    return isinstance(target, _TimedLaunches)
+
+
 def _is_interpreted(kernel: Any) -> bool:
     while kernel is not None:
         if any(kind.__name__ == _INTERPRETED for kind in type(kernel).__mro__):

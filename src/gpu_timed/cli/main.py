@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -21,7 +22,7 @@ def _version(asked: bool) -> None:  # noqa: FBT001 - typer's signature
 
 
 @app.callback()
-def main(
+def root(
     *,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
@@ -43,7 +44,7 @@ def demo(
     try:
         room.run(console, out=out, tokens=tokens, device=device)
     except GpuTimedError as error:
-        raise _refused(console, error) from None
+        _refuse(console, error)
 
 
 @app.command()
@@ -66,7 +67,7 @@ def doctor(
     try:
         diagnosis = diagnose(measure=True, send=send, endpoint=endpoint)
     except GpuTimedError as error:
-        raise _refused(Console(stderr=True), error) from None
+        _refuse(Console(stderr=True), error)
     if json:
         typer.echo(diagnosis.to_json())
     else:
@@ -74,12 +75,56 @@ def doctor(
     raise typer.Exit(diagnosis.exit_code)
 
 
-def _refused(console: Console, error: GpuTimedError) -> typer.Exit:
-    """Show what cannot be done and how it can, and return the exit."""
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    context: typer.Context,
+    *,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- PROGRAM …", help="python app.py …, -m package.module …, app.py …, uvicorn app:app …"
+        ),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="What to time: module:function[option=value,…]; __main__:function of the script itself."),
+    ] = None,
+    exporter: Annotated[
+        str | None,
+        typer.Option(help="otlp, jsonl, console or none, unless the program sets a provider before the first span."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the spans, as OTLP JSON lines.")] = None,
+    service_name: Annotated[str | None, typer.Option(help="service.name of the spans.")] = None,
+) -> None:
+    """Run a Python program with functions of it timed by name, and no change to its code."""
+    from gpu_timed.cli import run as room  # noqa: PLC0415 - brings the engine
+
+    try:
+        prepared = room.prepare(
+            command or (), targets=target or (), exporter=exporter, out=out, service_name=service_name
+        )
+    except GpuTimedError as error:
+        _refuse(Console(stderr=True), error)
+    if context.obj is None:  # the app was called by something else than main()
+        prepared.run()
+    else:
+        context.obj.append(prepared)
+
+
+def main() -> None:
+    """Run the command line; a program that it is asked to run runs outside of it, whose handlers are not for that."""
+    prepared: list[Any] = []
+    hook = sys.excepthook
+    try:
+        app(obj=prepared)
+    except SystemExit:
+        if not prepared:
+            raise
+    sys.excepthook = hook
+    prepared[0].run()
+
+
+def _refuse(console: Console, error: GpuTimedError) -> NoReturn:
     console.print("error:", style="bold red", end=" ")
     console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-    return typer.Exit(2)
-
-
-if __name__ == "__main__":
-    app()
+    raise typer.Exit(2) from None

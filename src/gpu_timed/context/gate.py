@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from opentelemetry import context as otel_context
@@ -41,6 +41,8 @@ class Gate:
         self._tracer: Any = None
         self._sdk = False
         self.on_provider: list[Any] = []
+        #: Told once there is a call to record and no provider to record it with: may set one.
+        self.on_none: Callable[[], None] | None = None
 
     def admit(self, name: str, attributes: Mapping[str, AttributeValue]) -> Admission | Context | None:
         """Decide about a call.
@@ -124,6 +126,9 @@ class Gate:
 
     def _adopt(self, provider: Any) -> None:
         """Take hold of a provider seen for the first time."""
+        if isinstance(provider, trace.ProxyTracerProvider) and self.on_none is not None:
+            self.on_none()
+            provider = trace.get_tracer_provider()
         if isinstance(provider, trace.ProxyTracerProvider):
             self._tracer, self._sdk, self._provider = None, False, provider
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -81,18 +81,69 @@ class CountingExporter(SpanExporter):
         return self._inner.force_flush(timeout_millis)
 
 
-def install(
+def install(exporter: str, **options: Any) -> None:
+    """Make a provider with *exporter* the application's global one. The options as in :func:`build`.
+
+    Raises:
+        ConfigurationError: The exporter is unknown, lacks its argument, or a provider is set already.
+        MissingExtraError: The exporter's package is not installed.
+    """
+    trace.set_tracer_provider(build(exporter, **options, refuse_second=True))
+
+
+class StandBy:
+    """A provider with *exporter* that is ready, for the case that the application sets none of its own.
+
+    Args:
+        exporter: As in :func:`build`, like the options.
+        action: Run when somebody who uses the API alone starts a span with no provider set, before it is started:
+            that span would else be lost, and the timed call in it without a parent. Private name used:
+            ``ProxyTracer._tracer`` (api 1.30 to 1.45), which every span of a proxy asks for; without it nothing is run.
+
+    Raises:
+        ConfigurationError: The exporter is unknown or lacks its argument.
+        MissingExtraError: The exporter's package is not installed.
+    """
+
+    def __init__(self, exporter: str, *, action: Callable[[], None], **options: Any) -> None:
+        self._made = build(exporter, **options)
+        self._asked = vars(trace.ProxyTracer).get("_tracer")
+        ask = getattr(self._asked, "fget", None)
+        if ask is None:
+            return
+
+        def tracer(proxy: trace.ProxyTracer) -> Any:
+            action()
+            return ask(proxy)
+
+        setattr(trace.ProxyTracer, "_tracer", property(tracer))  # noqa: B010 - a type checker knows it as read-only
+
+    def step_in(self) -> bool:
+        """Make it the global provider if there is none yet; returns whether it is the global one."""
+        self.withdraw()
+        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            trace.set_tracer_provider(self._made)
+        return trace.get_tracer_provider() is self._made
+
+    def withdraw(self) -> None:
+        """Wait for nobody's span any more."""
+        if self._asked is not None:
+            setattr(trace.ProxyTracer, "_tracer", self._asked)  # noqa: B010 - as above
+
+
+def build(
     exporter: str,
     *,
     ledger: Ledger,
     service_name: str | None,
     path: str | os.PathLike[str] | None,
     endpoint: str | None,
-) -> None:
-    """Make a provider with *exporter* the application's global one.
+    refuse_second: bool = False,
+) -> TracerProvider:
+    """Build a provider with *exporter*.
 
     Raises:
-        ConfigurationError: The exporter is unknown, lacks its argument, or a provider is set already.
+        ConfigurationError: The exporter is unknown, lacks its argument, or *refuse_second* and there is one already.
         MissingExtraError: The exporter's package is not installed.
     """
     if not isinstance(exporter, str) or exporter not in EXPORTERS:
@@ -101,7 +152,7 @@ def install(
         raise ConfigurationError(f"path= belongs to exporter='jsonl', not to {exporter!r}.")
     if endpoint is not None and exporter != "otlp":
         raise ConfigurationError(f"endpoint= belongs to exporter='otlp', not to {exporter!r}.")
-    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    if refuse_second and not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         raise ConfigurationError(
             "this process has an OpenTelemetry tracer provider already, and it can be set only once. Leave exporter= "
             "out to send spans through it, or call configure() before the provider is set."
@@ -111,7 +162,7 @@ def install(
     provider = TracerProvider(resource=resource(service_name), shutdown_on_exit=False)
     if inner is not None:
         provider.add_span_processor(CountingProcessor(inner, ledger))
-    trace.set_tracer_provider(provider)
+    return provider
 
 
 def resource(service_name: str | None) -> Resource:
