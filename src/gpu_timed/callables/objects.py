@@ -7,7 +7,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import wrapt
 
@@ -36,7 +36,7 @@ class _Timed(wrapt.CallableObjectProxy):  # type: ignore[type-arg] # not generic
         self._self_call = functions.wrap(target, site, door)
 
     @property
-    def __call__(self) -> Any:
+    def __call__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The wrapper, a function of the same kind as the object's own ``__call__``: some ask for that."""
         return self._self_call
 
@@ -81,5 +81,5 @@ class _TimedDescriptor(_Timed):
         if bound is self.__wrapped__:
             return self
         if isinstance(bound, types.MethodType) and bound.__func__ is self.__wrapped__:
-            return types.MethodType(self, instance)
+            return types.MethodType(cast("Callable[..., Any]", self), instance)
         return wrap(bound, *self._self_made_of)

@@ -82,10 +82,12 @@ class Ring:
                 return Verdict("unknown", NOT_SET, ())
             return Verdict("warm", "hot", (), 0)
         causes = [event.cause for event in found]
-        tier = max((cause.tier for cause in causes), key=_ORDER.__getitem__)
+        coldest = max(causes, key=lambda cause: _ORDER[cause.tier])
         # The costliest are shown where there are many, in the order in which they happened.
         shown = sorted(causes, key=_cost, reverse=True)[:_MOST_CAUSES]
-        return Verdict("cold", tier, tuple(cause for cause in causes if cause in shown)[:_MOST_CAUSES], _united(found))
+        return Verdict(
+            "cold", coldest.tier, tuple(cause for cause in causes if cause in shown)[:_MOST_CAUSES], _united(found)
+        )
 
 
 def _cost(cause: Cause) -> int:
