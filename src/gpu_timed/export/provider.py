@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlsplit
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from gpu_timed.errors import ConfigurationError, missing_extra, unknown_value
+from gpu_timed.export import otlp, resource
 from gpu_timed.ledger import Ledger
 
 EXPORTERS: Final = frozenset({"otlp", "jsonl", "console", "none"})
@@ -88,6 +86,8 @@ def install(
     service_name: str | None,
     path: str | os.PathLike[str] | None,
     endpoint: str | None,
+    protocol: str | None,
+    headers: Mapping[str, str] | None,
 ) -> None:
     """Make a provider with *exporter* the application's global one.
 
@@ -97,56 +97,44 @@ def install(
     """
     if not isinstance(exporter, str) or exporter not in EXPORTERS:
         raise unknown_value("exporter", exporter, EXPORTERS)
-    if path is not None and exporter != "jsonl":
-        raise ConfigurationError(f"path= belongs to exporter='jsonl', not to {exporter!r}.")
-    if endpoint is not None and exporter != "otlp":
-        raise ConfigurationError(f"endpoint= belongs to exporter='otlp', not to {exporter!r}.")
+    for option, value, owner in (
+        ("path", path, "jsonl"),
+        ("endpoint", endpoint, "otlp"),
+        ("protocol", protocol, "otlp"),
+        ("headers", headers, "otlp"),
+    ):
+        if value is not None and exporter != owner:
+            raise ConfigurationError(f"{option}= belongs to exporter={owner!r}, not to {exporter!r}.")
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         raise ConfigurationError(
             "this process has an OpenTelemetry tracer provider already, and it can be set only once. Leave exporter= "
             "out to send spans through it, or call configure() before the provider is set."
         )
-    inner = _exporter(exporter, path, endpoint)
+    inner: SpanExporter | None = None
+    if exporter == "otlp":
+        inner = otlp.exporter(protocol=protocol, endpoint=endpoint, headers=headers, ledger=ledger)
+    elif exporter == "jsonl":
+        inner = _json_lines(path)
+    elif exporter == "console":
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter  # noqa: PLC0415 - only if asked for
+
+        inner = ConsoleSpanExporter()
     # Not the SDK's own exit handler: with a dead collector it would wait for every retry.
-    provider = TracerProvider(resource=_resource(service_name), shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource.make(service_name), shutdown_on_exit=False)
     if inner is not None:
         provider.add_span_processor(CountingProcessor(inner, ledger))
     trace.set_tracer_provider(provider)
+    if hasattr(os, "register_at_fork"):
+        _renew_in_children(weakref.ref(provider))
 
 
-def _resource(service_name: str | None) -> Resource:
-    """Return the resource: host identity under whatever ``OTEL_RESOURCE_ATTRIBUTES`` says.
+def _renew_in_children(reference: weakref.ref[TracerProvider]) -> None:
+    def renew() -> None:
+        provider = reference()
+        if provider is not None:
+            resource.renew(provider)
 
-    Jaeger takes spans whose resource names no host for spans of another machine and "corrects" their
-    clock; so the host is always named.
-    """
-    held: dict[str, Any] = {"host.name": socket.gethostname(), "process.pid": os.getpid()}
-    machine = Path("/etc/machine-id")
-    if machine.is_file():
-        held["host.id"] = machine.read_text().strip() or held["host.name"]
-    return Resource(held).merge(Resource.create({"service.name": service_name} if service_name else {}))
-
-
-def _exporter(name: str, path: str | os.PathLike[str] | None, endpoint: str | None) -> SpanExporter | None:
-    if name == "none":
-        return None
-    if name == "console":
-        from opentelemetry.sdk.trace.export import ConsoleSpanExporter  # noqa: PLC0415 - only if asked for
-
-        return ConsoleSpanExporter()
-    if name == "jsonl":
-        return _json_lines(path)
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
-    except ImportError:
-        raise missing_extra("exporter='otlp'", "opentelemetry-exporter-otlp-proto-http", "otlp") from None
-    if endpoint is not None:
-        parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ConfigurationError(f"endpoint={endpoint!r} needs a scheme and a host: http://localhost:4318")
-        if parts.path in ("", "/"):
-            endpoint = endpoint.rstrip("/") + "/v1/traces"
-    return OTLPSpanExporter(endpoint=endpoint)
+    os.register_at_fork(after_in_child=renew)
 
 
 def _json_lines(path: str | os.PathLike[str] | None) -> SpanExporter:
