@@ -6,7 +6,6 @@ anew in a forked child, whose device, threads and locks are not the parent's.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import os
@@ -21,6 +20,7 @@ from gpu_timed import _version
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.clocks.locators import Locators
 from gpu_timed.context.gate import Gate
+from gpu_timed.endings import Endings
 from gpu_timed.errors import ConfigurationError
 from gpu_timed.export import handover
 from gpu_timed.export.otel import OtelSink
@@ -69,6 +69,8 @@ class _State:
         self.settings: Settings | None = None
         self.ledger = Ledger()
         self.imports = ImportWatch(self._import_fault)
+        self.endings = Endings(_at_exit, _at_worker_end)
+        self.flusher = handover.Flusher()
         self.tracer: Tracer | None = None
         self.sites: dict[Any, Site] = {}
         self.every_site: weakref.WeakSet[Site] = weakref.WeakSet()
@@ -81,9 +83,6 @@ class _State:
 
     def _import_fault(self, kind: str, error: BaseException) -> None:
         self.ledger.fault(kind, error)
-
-
-_state = _State()
 
 
 def settings() -> Settings:
@@ -186,7 +185,7 @@ def flush(timeout_s: float = 10.0) -> FlushResult:
     """
     deadline = time.monotonic() + timeout_s
     pending = 0 if _state.tracer is None else _state.tracer.resolver.flush(timeout_s)
-    answered = handover.force_flush(max(0.05, deadline - time.monotonic()), _state.ledger)
+    answered = _flush_provider(deadline)
     return _result(pending=pending, answered=answered)
 
 
@@ -202,11 +201,11 @@ def shutdown(timeout_s: float = 10.0) -> FlushResult:
     deadline = time.monotonic() + timeout_s
     with _state.lock:
         ending, _state.tracer = _state.tracer, None
-    atexit.unregister(_at_exit)
+    _state.endings.unwatch()
     pending = 0 if ending is None else ending.resolver.stop(timeout_s)
-    answered = handover.force_flush(max(0.05, deadline - time.monotonic()), _state.ledger)
+    answered = _flush_provider(deadline)
     if _state.installed:
-        answered = handover.shut_down(max(0.05, deadline - time.monotonic()), _state.ledger) and answered
+        answered = handover.shut_down(_left(deadline), _state.ledger) and answered
     found = _result(pending=pending, answered=answered)
     _state.ended = _state.installed
     return found
@@ -223,7 +222,7 @@ def install_exporter(exporter: str, **options: Any) -> None:
 
         provider.install(exporter, ledger=_state.ledger, **options)
         _state.installed = True
-        _register_exit()
+        _state.endings.watch()
         _watch_forks()
 
 
@@ -277,7 +276,7 @@ def _make() -> Tracer:
         gate = Gate(counts, _version.VERSION)
         # The last to register runs first at exit: ours must run before that of the provider, which
         # registers when the application makes it.
-        gate.on_provider.append(_register_exit)
+        gate.on_provider.append(_state.endings.watch)
         made = Tracer(
             settings=held,
             ledger=counts,
@@ -287,15 +286,10 @@ def _make() -> Tracer:
             resolver=resolver,
             otel=otel,
         )
-        _register_exit()
+        _state.endings.watch()
         _watch_forks()
         _state.tracer = made
         return made
-
-
-def _register_exit() -> None:
-    atexit.unregister(_at_exit)
-    atexit.register(_at_exit)
 
 
 def _at_exit() -> None:
@@ -305,13 +299,36 @@ def _at_exit() -> None:
     deadline = time.monotonic() + limit
 
     def last() -> None:
-        handover.shut_down(max(0.05, deadline - time.monotonic()), _state.ledger)
+        handover.shut_down(_left(deadline), _state.ledger)
 
     if ending is not None and ending.resolver.running:
         # On the resolver's own thread, which can be left behind: no new one can be started any more.
         ending.resolver.stop(limit, last if installed else None)
     elif installed:
         last()
+
+
+def _at_worker_end() -> None:
+    """As a worker of ``multiprocessing`` ends: deliver what is left, and leave the provider running.
+
+    Calls that come later, in other finalizers, start anew; the provider is needed for them.
+    """
+    with _state.lock:
+        ending, _state.tracer = _state.tracer, None
+    limit = settings().exit_timeout_s
+    deadline = time.monotonic() + limit
+    if ending is not None:
+        ending.resolver.stop(limit)
+    _flush_provider(deadline)
+
+
+def _flush_provider(deadline: float) -> bool | None:
+    return _state.flusher.flush(_left(deadline), _state.ledger)
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds until *deadline*, and never none at all: a provider that is idle answers at once."""
+    return max(0.05, deadline - time.monotonic())
 
 
 def _watch_forks() -> None:
@@ -325,6 +342,8 @@ def _after_fork() -> None:
     old = _state.tracer
     _state.lock = threading.RLock()
     _state.ledger.restart()
+    _state.flusher = handover.Flusher()
+    _state.endings.after_fork()
     _state.tracer = None
     _state.told = {}
     for held in _state.every_site:
@@ -350,3 +369,6 @@ def _result(*, pending: int, answered: bool | None) -> FlushResult:
     return FlushResult(
         complete=pending == 0 and answered is not False and lost == 0, pending=pending, provider=said, counts=counts
     )
+
+
+_state: Final = _State()  # last: it holds functions of this page
