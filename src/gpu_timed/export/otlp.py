@@ -104,8 +104,7 @@ def _http(endpoint: str | None, headers: dict[str, str] | None) -> SpanExporter:
 def _grpc(endpoint: str | None, headers: dict[str, str] | None, ledger: Ledger) -> SpanExporter:
     target: dict[str, Any] = {"headers": headers}
     if endpoint is not None:
-        bare = "://" not in endpoint
-        parts = _split(f"//{endpoint}" if bare else endpoint, "localhost:4317")
+        parts = _split(endpoint, "localhost:4317")
         if parts.scheme not in ("", "http", "https") or not parts.hostname or (not parts.port and not _tls(parts)):
             raise ConfigurationError(f"endpoint={endpoint!r} needs a host and a port: localhost:4317")
         if parts.path not in ("", "/") or parts.query:
@@ -141,7 +140,7 @@ def _split(endpoint: object, example: str) -> SplitResult:
     if not isinstance(endpoint, str):
         raise refusal
     try:
-        parts = urlsplit(endpoint)
+        parts = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}")
         _ = parts.port  # raises on one that is no number
     except ValueError:
         raise refusal from None
