@@ -56,6 +56,8 @@ class Receiver:
     """What the next requests are answered, each once; afterwards :attr:`always`."""
     always: Answer = "ok"
     requests: int = 0
+    sizes: list[int] = field(default_factory=list)
+    """How many spans each request held."""
     paths: list[str] = field(default_factory=list)
     encodings: list[str] = field(default_factory=list)
     spans: list[Arrived] = field(default_factory=list)
@@ -69,6 +71,7 @@ class Receiver:
         found = list(parse(service.ExportTraceServiceRequest.FromString(body), headers, len(body)))
         with self._lock:
             self.requests += 1
+            self.sizes.append(len(found))
             answer = self.answers.pop(0) if self.answers else self.always
         kind = answer if isinstance(answer, str) else answer[0]
         kept = self.spans if kind in ("ok", "slow", "partial") else self.turned_away
