@@ -38,6 +38,7 @@ _LOSSES: Final = (
     "dropped_queue_full",
     "dropped_in_batch",
     "export_failed",
+    "rejected",
     "lost_in_sink",
     "pending_at_exit",
     "after_shutdown",

@@ -56,6 +56,7 @@ class Receiver:
     """What the next requests are answered, each once; afterwards :attr:`always`."""
     always: Answer = "ok"
     requests: int = 0
+    connections: int = 0
     sizes: list[int] = field(default_factory=list)
     """How many spans each request held."""
     paths: list[str] = field(default_factory=list)
@@ -143,6 +144,10 @@ def value_of(value: Any) -> Any:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     receiver: Receiver
+
+    def setup(self) -> None:
+        super().setup()
+        self.receiver.connections += 1
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))

@@ -163,6 +163,46 @@ def test_a_refusal_is_counted_and_the_next_spans_arrive(program):
     assert len(receiver.spans) == 8
 
 
+def test_what_the_collector_says_it_rejected_is_not_counted_as_exported(program):
+    """An answer of 200 that rejects some of the spans makes the flush false, once, and the counts say how many."""
+    with http_receiver(answers=[("partial", 3), "ok"]) as receiver:
+        ended = program(
+            """
+            set_up()
+            work = gpu_timed(name="work")(lambda: 7)
+            for _ in range(2):
+                for _ in range(5):
+                    work()
+                result = flush(20)
+                answer(complete=result.complete, counts=dict(result.counts))
+            """,
+            OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoint,
+            OTEL_BSP_SCHEDULE_DELAY="60000",
+        )
+    first, second = ended.answers
+    assert (first["complete"], second["complete"]) == (False, True)
+    assert (first["counts"]["exported"], first["counts"]["rejected"]) == (2, 3)
+    assert (second["counts"]["exported"], second["counts"]["rejected"]) == (7, 3)
+    assert ended.err.count("too many attributes") == 1
+
+
+def test_a_redirection_is_no_delivery(program):
+    """A proxy that answers with its log-in page's address has taken nothing, and nothing is claimed."""
+    with http_receiver(always=("status", (302, {"Location": "http://login.invalid/"}))) as receiver:
+        ended = program(
+            """
+            set_up()
+            gpu_timed(name="work")(lambda: 7)()
+            result = flush(20)
+            answer(complete=result.complete, counts=dict(result.counts))
+            """,
+            OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoint,
+        )
+    assert ended.answer["complete"] is False
+    assert ended.answer["counts"]["export_failed"] == 1
+    assert "http://login.invalid/" in ended.err
+
+
 # -- a request from outside (E1) --------------------------------------------------------------------------
 
 SERVER = """

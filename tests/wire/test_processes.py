@@ -101,6 +101,35 @@ def test_a_child_of_a_process_that_has_used_grpc_says_so_and_goes_on(program):
     assert ended.err.count("use protocol='http/protobuf'") == 4, "once in each child"
 
 
+def test_children_do_not_send_on_their_parents_connection(program):
+    """Children of a process that has exported open connections of their own; what all of them send at once arrives."""
+    with http_receiver() as receiver:
+        ended = program(
+            """
+            set_up()
+            work = gpu_timed(name="work", attributes=lambda *_: {"pid": os.getpid(), "filler": "x" * 4_000})(lambda: 7)
+            work()
+            assert flush(10)
+            def child():
+                for _ in range(10):
+                    for _ in range(50):
+                        work()
+                    assert flush(20), flush(1)
+            children = [fork(child) for _ in range(4)]
+            child()
+            answer(codes=[wait_for(pid) for pid in children], children=children, parent=os.getpid())
+            """,
+            OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoint,
+        )
+    answer = ended.answer
+    assert answer["codes"] == [0] * 4, ended.err
+    expected = {pid: {"work": 500} for pid in answer["children"]}
+    assert by_process(receiver) == {**expected, answer["parent"]: {"work": 501}}
+    assert receiver.once()
+    assert receiver.connections == 5
+    assert ended.err == ""
+
+
 def test_what_is_pending_at_a_fork_is_exported_by_the_parent_alone(door, program):
     """Spans that wait for the device, or for the next export, as the process forks come from the parent, once."""
     with http_receiver() as receiver:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.util.re import parse_env_headers
 
 from gpu_timed.errors import ConfigurationError, missing_extra, unknown_value
+from gpu_timed.export.sending import Answers, PerProcess
 from gpu_timed.ledger import Ledger
 
 PROTOCOLS: Final = frozenset({"http/protobuf", "grpc"})
@@ -32,45 +32,7 @@ def exporter(
     """
     protocol = _protocol(protocol)
     held = None if headers is None else {**_environment_headers(), **_checked(headers)}
-    return _grpc(endpoint, held, ledger) if protocol == "grpc" else _http(endpoint, held)
-
-
-class AfterFork(SpanExporter):
-    """Makes its exporter on the first export of a process, and makes no second one behind a fork.
-
-    gRPC's threads and sockets do not survive a fork. A process that has configured and not exported yet can
-    be forked; one that has exported cannot, and its children say so instead of waiting for ever.
-    """
-
-    def __init__(self, make: Callable[[], SpanExporter], ledger: Ledger) -> None:
-        self._make = make
-        self._ledger = ledger
-        self._inner: SpanExporter | None = None
-        self._pid = 0
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export *spans*; fails in the child of a process that has exported before it forked."""
-        inner = self._inner
-        if inner is None:
-            inner, self._pid = self._make(), os.getpid()
-            self._inner = inner
-        if self._pid != os.getpid():
-            self._ledger.fault(
-                "grpc_after_fork",
-                "gRPC does not survive a fork of a process that has exported: use protocol='http/protobuf', "
-                "or call configure() in the child",
-            )
-            return SpanExportResult.FAILURE
-        return inner.export(spans)
-
-    def shutdown(self) -> None:
-        """Shut the exporter down, if this process made it."""
-        if self._inner is not None and self._pid == os.getpid():
-            self._inner.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:  # noqa: ARG002 - the SDK's signature
-        """Nothing is held back here."""
-        return True
+    return _grpc(endpoint, held, ledger) if protocol == "grpc" else _http(endpoint, held, ledger)
 
 
 def _protocol(given: object) -> str:
@@ -87,7 +49,7 @@ def _protocol(given: object) -> str:
     return "http/protobuf"  # the one that survives a fork
 
 
-def _http(endpoint: str | None, headers: dict[str, str] | None) -> SpanExporter:
+def _http(endpoint: str | None, headers: dict[str, str] | None, ledger: Ledger) -> SpanExporter:
     if endpoint is not None:
         parts = _split(endpoint, "http://localhost:4318")
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -98,7 +60,12 @@ def _http(endpoint: str | None, headers: dict[str, str] | None) -> SpanExporter:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
     except ImportError:
         raise missing_extra("exporter='otlp'", "opentelemetry-exporter-otlp-proto-http", "otlp") from None
-    return OTLPSpanExporter(endpoint=endpoint, headers=headers)
+    answers = Answers(ledger)
+
+    def make() -> SpanExporter:
+        return OTLPSpanExporter(endpoint=endpoint, headers=headers, session=answers.session())
+
+    return PerProcess(make, ledger, survives=True, answers=answers).ready()
 
 
 def _grpc(endpoint: str | None, headers: dict[str, str] | None, ledger: Ledger) -> SpanExporter:
@@ -118,7 +85,7 @@ def _grpc(endpoint: str | None, headers: dict[str, str] | None, ledger: Ledger) 
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
     except ImportError:
         raise missing_extra("protocol='grpc'", "opentelemetry-exporter-otlp-proto-grpc", "otlp-grpc") from None
-    return AfterFork(lambda: OTLPSpanExporter(**target), ledger)
+    return PerProcess(lambda: OTLPSpanExporter(**target), ledger, survives=False)
 
 
 def _tls(parts: SplitResult) -> bool:

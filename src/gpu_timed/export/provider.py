@@ -46,7 +46,7 @@ class CountingProcessor(SpanProcessor):
         flushed = bool(self._inner.force_flush(timeout_millis))
         if flushed:
             after = self._ledger.snapshot()
-            out = sum(after.get(kind, 0) for kind in ("exported", "export_failed", "dropped_in_batch"))
+            out = sum(after.get(kind, 0) for kind in ("exported", "rejected", "export_failed", "dropped_in_batch"))
             lost = before.get("batched", 0) - out
             if lost > 0:
                 self._ledger.count("dropped_in_batch", lost)
@@ -66,8 +66,13 @@ class CountingExporter(SpanExporter):
         try:
             result = self._inner.export(spans)
         finally:
-            kind = "exported" if result is SpanExportResult.SUCCESS else "export_failed"
-            self._ledger.count(kind, len(spans))
+            if result is SpanExportResult.SUCCESS:
+                rejected = min(len(spans), getattr(self._inner, "rejected", 0))
+                self._ledger.count("exported", len(spans) - rejected)
+                if rejected:
+                    self._ledger.count("rejected", rejected)
+            else:
+                self._ledger.count("export_failed", len(spans))
         return result
 
     def shutdown(self) -> None:
