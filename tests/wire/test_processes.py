@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 from collections import Counter
 
@@ -424,6 +425,7 @@ def test_an_interrupt_inside_a_call_reaches_the_caller_and_is_delivered(program)
     assert receiver.one("work").attributes["error.type"] == "KeyboardInterrupt"
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="without torch there is nothing to set up")
 def test_no_device_is_set_up_in_a_parent_that_forks(program):
     """Importing, configuring, decorating and calling without a device leaves torch unloaded, or CUDA uninitialised."""
     with http_receiver() as receiver:

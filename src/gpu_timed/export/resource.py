@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,8 +33,6 @@ _LAUNCHERS: Final[Mapping[str, tuple[str, ...]]] = {  # torchrun first: it may r
 _PROCESS: Final = (
     "process.pid",
     "process.parent_pid",
-    "process.executable.name",
-    "process.executable.path",
     "process.runtime.name",
     "process.runtime.version",
     "process.runtime.description",
@@ -85,5 +84,8 @@ def _host() -> dict[str, Any]:
 def _of_this_process(environment: Mapping[str, str]) -> dict[str, Any]:
     detected = ProcessResourceDetector().detect().attributes
     held: dict[str, Any] = {name: detected[name] for name in _PROCESS if name in detected}
+    if sys.executable:  # not the SDK's: that of 1.30 takes the path for the name, and the folder for the path
+        held["process.executable.name"] = Path(sys.executable).name
+        held["process.executable.path"] = sys.executable
     held[_INSTANCE] = str(uuid.uuid4())
     return {**held, **ranks(environment)}
