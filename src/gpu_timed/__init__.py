@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpu_timed.configuration import configure
-    from gpu_timed.current import FlushResult, flush, shutdown
+    from gpu_timed.current import flush, shutdown
+    from gpu_timed.delivery import FlushResult
     from gpu_timed.doctor import diagnose
     from gpu_timed.errors import (
         ConfigurationError,
@@ -67,7 +68,7 @@ _HOMES = {
     "Diagnosis": "findings",
     "flush": "current",
     "shutdown": "current",
-    "FlushResult": "current",
+    "FlushResult": "delivery",
     "gpu_timed": "timed",
     "gpu_span": "timed",
     "Cause": "record",

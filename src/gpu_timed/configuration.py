@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Literal
 
 from gpu_timed import current
@@ -16,6 +17,8 @@ def configure(
     exporter: Literal["otlp", "jsonl", "console", "none"] | None = None,
     path: str | os.PathLike[str] | None = None,
     endpoint: str | None = None,
+    protocol: Literal["http/protobuf", "grpc"] | None = None,
+    headers: Mapping[str, str] | None = None,
     sync: SyncPolicy | None = None,
     late: LatePolicy | None = None,
     device_spans: bool | None = None,
@@ -33,10 +36,16 @@ def configure(
 
     Args:
         service_name: ``service.name`` of the resource; needs ``exporter``. ``OTEL_SERVICE_NAME`` works too.
-        exporter: ``otlp`` (HTTP; all of ``OTEL_EXPORTER_OTLP_*`` applies), ``jsonl`` (OTLP JSON lines, which
-            Jaeger's UI can upload), ``console``, or ``none``.
+        exporter: ``otlp`` (to a collector; all of ``OTEL_EXPORTER_OTLP_*`` applies), ``jsonl`` (OTLP JSON
+            lines, which Jaeger's UI can upload), ``console``, or ``none``.
         path: File for ``jsonl``; lines are appended.
-        endpoint: Where ``otlp`` sends, such as ``http://localhost:4318``.
+        endpoint: Where ``otlp`` sends. Over HTTP a URL, such as ``http://localhost:4318``; ``/v1/traces`` is put
+            on where it has no path. Over gRPC host and port, ``localhost:4317``: encrypted unless the host is
+            this machine, ``OTEL_EXPORTER_OTLP_INSECURE`` is true, or ``http://`` stands before it.
+        protocol: How ``otlp`` sends: ``http/protobuf``, or ``grpc``, which needs the extra ``otlp-grpc`` and
+            survives no fork once it has sent. Left out, it is ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL``, else
+            ``OTEL_EXPORTER_OTLP_PROTOCOL``, else ``http/protobuf``.
+        headers: Headers that ``otlp`` sends, over those of ``OTEL_EXPORTER_OTLP_HEADERS``.
         sync: Sync policy where a site names none.
         late: Which span may be late where a site does not say.
         device_spans: Whether a second span shows the device's work.
@@ -52,7 +61,13 @@ def configure(
         MissingExtraError: The exporter's package is not installed; the message has the pip command.
     """
     if exporter is None:
-        for option, value in (("service_name", service_name), ("path", path), ("endpoint", endpoint)):
+        for option, value in (
+            ("service_name", service_name),
+            ("path", path),
+            ("endpoint", endpoint),
+            ("protocol", protocol),
+            ("headers", headers),
+        ):
             if value is not None:
                 raise ConfigurationError(
                     f"{option}= needs exporter=: without one, spans go to the application's provider."
@@ -69,5 +84,7 @@ def configure(
     }
     current.settings().with_values(**values)  # refuse before anything is changed
     if exporter is not None:
-        current.install_exporter(exporter, service_name=service_name, path=path, endpoint=endpoint)
+        current.install_exporter(
+            exporter, service_name=service_name, path=path, endpoint=endpoint, protocol=protocol, headers=headers
+        )
     current.set_settings(**values)

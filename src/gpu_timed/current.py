@@ -6,20 +6,20 @@ anew in a forked child, whose device, threads and locks are not the parent's.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from gpu_timed import _version
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.clocks.locators import Locators
 from gpu_timed.context.gate import Gate
+from gpu_timed.delivery import Deliveries, FlushResult
 from gpu_timed.diagnosis.process import Process
+from gpu_timed.endings import Endings
 from gpu_timed.errors import ConfigurationError
 from gpu_timed.export import handover
 from gpu_timed.export.metrics import MetricsSink
@@ -35,34 +35,7 @@ from gpu_timed.tracer import Opened, Tracer
 from gpu_timed.warmth.probes import Probes
 from gpu_timed.warmth.ring import Ring
 
-_LOSSES: Final = (
-    "no_provider",
-    "dropped_queue_full",
-    "dropped_in_batch",
-    "export_failed",
-    "lost_in_sink",
-    "pending_at_exit",
-    "after_shutdown",
-)
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class FlushResult:
-    """What became of the spans. True in a condition only if every one of them is known to be delivered."""
-
-    complete: bool
-    """Whether every span since the last flush got as far as this library can see: to the receiver under
-    ``configure(exporter=…)``, else to the application's provider."""
-    pending: int
-    """Spans still waiting for the device, or for a slow span processor."""
-    provider: str
-    """``flushed``, ``failed`` (answered False, or had not answered in time) or ``none`` (nothing to flush)."""
-    counts: Mapping[str, int]
-    """Everything counted so far in this process: handed over, exported, dropped, lost, faults."""
-
-    def __bool__(self) -> bool:
-        return self.complete
 
 
 class _State:
@@ -74,21 +47,19 @@ class _State:
         self.ring = Ring()
         self.probes: Probes | None = None
         self.targets: list[Any] = []
+        self.endings = Endings(_at_exit, _at_worker_end)
+        self.flusher = handover.Flusher()
         self.tracer: Tracer | None = None
         self.sites = Sites()
         self.traced: set[str] = set()
         self.fork_hook = False
         self.installed = False
         self.standby: Any = None
-        self.warned = False
+        self.deliveries = Deliveries()
         self.ended = False
-        self.told: Mapping[str, int] = {}
 
     def _import_fault(self, kind: str, error: BaseException) -> None:
         self.ledger.fault(kind, error)
-
-
-_state = _State()
 
 
 def settings() -> Settings:
@@ -212,7 +183,7 @@ def flush(timeout_s: float = 10.0) -> FlushResult:
     """
     deadline = time.monotonic() + timeout_s
     pending = 0 if _state.tracer is None else _state.tracer.resolver.flush(timeout_s)
-    answered = handover.force_flush(max(0.05, deadline - time.monotonic()), _state.ledger)
+    answered = _flush_provider(deadline)
     return _result(pending=pending, answered=answered)
 
 
@@ -228,11 +199,11 @@ def shutdown(timeout_s: float = 10.0) -> FlushResult:
     deadline = time.monotonic() + timeout_s
     with _state.lock:
         ending, _state.tracer = _state.tracer, None
-    atexit.unregister(_at_exit)
+    _state.endings.unwatch()
     pending = 0 if ending is None else ending.resolver.stop(timeout_s)
-    answered = handover.force_flush(max(0.05, deadline - time.monotonic()), _state.ledger)
+    answered = _flush_provider(deadline)
     if _state.installed:
-        answered = handover.shut_down(max(0.05, deadline - time.monotonic()), _state.ledger) and answered
+        answered = handover.shut_down(_left(deadline), _state.ledger) and answered
     found = _result(pending=pending, answered=answered)
     _state.ended = _state.installed
     return found
@@ -249,7 +220,7 @@ def install_exporter(exporter: str, **options: Any) -> None:
 
         provider.install(exporter, ledger=_state.ledger, **options)
         _state.installed = True
-        _register_exit()
+        _state.endings.watch()
         _watch_forks()
 
 
@@ -265,7 +236,7 @@ def stand_by_exporter(exporter: str, **options: Any) -> None:
         _state.standby = provider.StandBy(exporter, ledger=_state.ledger, action=_step_in, **options)
         if _state.tracer is not None:
             _state.tracer.gate.on_none = _step_in
-        _register_exit()
+        _state.endings.watch()
         _watch_forks()
 
 
@@ -310,8 +281,8 @@ def reset() -> None:
         if _state.probes is not None:
             _state.probes.close()
         _state.probes, _state.ring = None, Ring()
-        _state.told = {}
-        _state.installed = _state.ended = _state.warned = False
+        _state.deliveries = Deliveries()
+        _state.installed = _state.ended = False
         if _state.standby is not None:
             _state.standby.withdraw()
             _state.standby = None
@@ -335,7 +306,7 @@ def _make() -> Tracer:
         gate = Gate(counts, _version.VERSION)
         # The last to register runs first at exit: ours must run before that of the provider, which
         # registers when the application makes it.
-        gate.on_provider.append(_register_exit)
+        gate.on_provider.append(_state.endings.watch)
         gate.on_none = None if _state.standby is None else _step_in
         made = Tracer(
             settings=held,
@@ -347,7 +318,7 @@ def _make() -> Tracer:
             otel=otel,
             warmth=ring,
         )
-        _register_exit()
+        _state.endings.watch()
         _watch_forks()
         _state.tracer = made
         return made
@@ -359,11 +330,6 @@ def _step_in() -> None:
             _state.installed = _state.standby.step_in()
 
 
-def _register_exit() -> None:
-    atexit.unregister(_at_exit)
-    atexit.register(_at_exit)
-
-
 def _at_exit() -> None:
     """Deliver what is left, within the time the settings give: resolve, then shut down the provider we made."""
     ending, installed = _state.tracer, _state.installed and not _state.ended
@@ -371,13 +337,36 @@ def _at_exit() -> None:
     deadline = time.monotonic() + limit
 
     def last() -> None:
-        handover.shut_down(max(0.05, deadline - time.monotonic()), _state.ledger)
+        handover.shut_down(_left(deadline), _state.ledger)
 
     if ending is not None and ending.resolver.running:
         # On the resolver's own thread, which can be left behind: no new one can be started any more.
         ending.resolver.stop(limit, last if installed else None)
     elif installed:
         last()
+
+
+def _at_worker_end() -> None:
+    """As a worker of ``multiprocessing`` ends: deliver what is left, and leave the provider running.
+
+    Calls that come later, in other finalizers, start anew; the provider is needed for them.
+    """
+    with _state.lock:
+        ending, _state.tracer = _state.tracer, None
+    limit = settings().exit_timeout_s
+    deadline = time.monotonic() + limit
+    if ending is not None:
+        ending.resolver.stop(limit)
+    _flush_provider(deadline)
+
+
+def _flush_provider(deadline: float) -> bool | None:
+    return _state.flusher.flush(_left(deadline), _state.ledger)
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds until *deadline*, and never none at all: a provider that is idle answers at once."""
+    return max(0.05, deadline - time.monotonic())
 
 
 def _watch_forks() -> None:
@@ -392,8 +381,10 @@ def _after_fork() -> None:
     _state.lock = threading.RLock()
     _state.ledger.restart()
     _state.ring.restart()
+    _state.flusher = handover.Flusher()
+    _state.endings.after_fork()
     _state.tracer = None
-    _state.told = {}
+    _state.deliveries.forget()
     _state.sites.forget_calls()
     if old is not None:
         old.dead = True
@@ -401,18 +392,9 @@ def _after_fork() -> None:
 
 
 def _result(*, pending: int, answered: bool | None) -> FlushResult:
-    counts, told = _state.ledger.snapshot(), _state.told
-    _state.told = counts
     if _state.ended:  # the provider we made is shut down: nothing gets any further
         answered = False
-    lost = sum(counts.get(kind, 0) - told.get(kind, 0) for kind in _LOSSES)
-    if counts.get("no_provider", 0) > told.get("no_provider", 0) and not _state.warned:
-        _state.warned = True
-        _state.ledger.say(
-            "gpu_timed: no OpenTelemetry provider is set: spans are measured and go nowhere. "
-            "Set one, or call gpu_timed.configure(exporter=...)."
-        )
-    said = "none" if answered is None else "flushed" if answered else "failed"
-    return FlushResult(
-        complete=pending == 0 and answered is not False and lost == 0, pending=pending, provider=said, counts=counts
-    )
+    return _state.deliveries.tell(_state.ledger, pending=pending, answered=answered)
+
+
+_state: Final = _State()  # last: it holds functions of this page

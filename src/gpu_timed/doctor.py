@@ -15,7 +15,7 @@ from gpu_timed.clocks import cuda_devices, cuda_driver
 from gpu_timed.diagnosis import caches, clock, devices, process, variables, versions
 from gpu_timed.diagnosis.verdict import verdict
 from gpu_timed.errors import ConfigurationError, DeviceFault
-from gpu_timed.export import otel_environment, probe, provider
+from gpu_timed.export import otel_environment, otlp, probe
 from gpu_timed.findings import SECTIONS, Diagnosis, Finding, Inventory, Level, Section, Source
 
 _SECTION_S: Final = 30.0
@@ -53,7 +53,7 @@ def diagnose(
             raise ConfigurationError("endpoint= needs send=True: without it nothing is sent.")
         if not isinstance(endpoint, str):
             raise ConfigurationError(f"endpoint= must be a text, not {endpoint!r}.")
-        provider.traces_url(endpoint)
+        otlp.traces_url(endpoint)
     library = cuda_devices.load()
     look = functools.cache(lambda: cuda_devices.inventory(library, initialise=measure))
     return examine(

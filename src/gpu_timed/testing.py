@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from gpu_timed import current
 from gpu_timed.clocks.fake import FakeDevice, FakeHost
-from gpu_timed.errors import WaitTimeout
+from gpu_timed.errors import GpuTimedError, WaitTimeout
 from gpu_timed.export.memory import MemorySink
 from gpu_timed.record import Record
 
@@ -33,6 +33,7 @@ def capture(timeout_s: float = 30.0) -> Iterator[list[Record]]:
 
     Raises:
         WaitTimeout: The device had not finished in time.
+        GpuTimedError: There were more records than are kept, a million: the list lacks the later ones.
     """
     tracer = current.tracer()
     tracer.epoch += 1
@@ -45,6 +46,11 @@ def capture(timeout_s: float = 30.0) -> Iterator[list[Record]]:
         left = tracer.resolver.flush(timeout_s)
     if left:
         raise WaitTimeout(f"{left} spans were not reached by the device within {timeout_s} s.")
+    if sink.dropped:
+        raise GpuTimedError(
+            f"capture() keeps {len(sink.records)} records, and {sink.dropped} more were dropped. Capture a shorter "
+            "part of the run, or record one call in N with every=N."
+        )
 
 
 @contextlib.contextmanager

@@ -41,6 +41,7 @@ from gpu_timed import (
     shutdown,
     testing,
 )
+from gpu_timed.delivery import FlushResult
 from gpu_timed.testing import capture
 
 needs_exporters = pytest.mark.skipif(
@@ -572,7 +573,7 @@ def test_every_public_name_is_documented(name):
             assert re.search(rf"\b{parameter}\b", text), f"{name}({parameter}=) is not documented"
 
 
-@pytest.mark.parametrize("kind", [record.Record, current.FlushResult, settings.Settings])
+@pytest.mark.parametrize("kind", [record.Record, FlushResult, settings.Settings])
 def test_every_field_is_documented(kind):
     """Each field of a public value class is followed by a text that says what it is."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]

@@ -144,7 +144,7 @@ def test_without_another_thread_the_sections_are_asked_all_the_same(monkeypatch)
     [
         ({"endpoint": "http://localhost:1"}, "needs send=True"),
         ({"endpoint": "localhost:4318", "send": True}, "http://localhost:4318"),
-        ({"endpoint": "http://[::1:4318", "send": True}, "cannot be read (Invalid IPv6 URL)"),
+        ({"endpoint": "http://[::1:4318", "send": True}, "is not the address of a collector"),
         ({"endpoint": 5, "send": True}, "must be a text"),
         ({"timeout_s": 0}, "greater than 0"),
         ({"timeout_s": float("nan")}, "greater than 0"),

@@ -135,7 +135,7 @@ def test_nobody_listening_is_told_as_refused():
 
 def test_nobody_at_the_default_address_is_a_warning_with_two_ways_out(monkeypatch):
     """Where no address was given, nothing at the default one is no fault; it says how to start a receiver."""
-    monkeypatch.setattr(probe.provider, "otlp", _to_a_free_port(probe.provider.otlp))
+    monkeypatch.setattr(probe.otlp, "over_http", _to_a_free_port(probe.otlp.over_http))
     found = sent()
     assert (found.level, found.values["answer"]) == ("warning", "refused")
     assert "docker run" in found.fix

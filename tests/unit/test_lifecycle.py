@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import socket
@@ -21,7 +22,19 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gpu_timed import Missing, WaitTimeout, configure, current, flush, gpu_span, gpu_timed, shutdown
+from gpu_timed import (
+    GpuTimedError,
+    Missing,
+    WaitTimeout,
+    configure,
+    current,
+    flush,
+    gpu_span,
+    gpu_timed,
+    shutdown,
+    testing,
+)
+from gpu_timed.export.memory import MemorySink
 from gpu_timed.testing import capture
 
 FileSpanExporter = pytest.importorskip("opentelemetry.exporter.otlp.json.file").FileSpanExporter
@@ -640,6 +653,24 @@ def test_a_burst_under_a_slow_receiver_loses_nothing_uncounted(tmp_path, device,
     losses = sum(n for kind, n in result.counts.items() if "drop" in kind or "failed" in kind)
     assert written + losses == 10_000
     assert bool(result) == (written == 10_000)
+
+
+def test_a_capture_that_could_not_keep_all_says_so(device, monkeypatch):
+    """``capture()`` keeps a bounded number of records; a list that lacks some is not passed off as complete."""
+    monkeypatch.setattr(testing, "MemorySink", functools.partial(MemorySink, limit=3))
+    work = gpu_timed(lambda: None)
+    with capture() as records:
+        for _ in range(3):
+            work()
+    assert len(records) == 3
+
+    def too_many() -> None:
+        with capture():
+            for _ in range(5):
+                work()
+
+    with pytest.raises(GpuTimedError, match=r"keeps 3 records, and 2 more were dropped\. Capture a shorter"):
+        too_many()
 
 
 # -- the end of the process -------------------------------------------------------------------------------

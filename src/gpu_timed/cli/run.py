@@ -13,20 +13,14 @@ from typing import Final
 from gpu_timed import current
 from gpu_timed.cli import command as words
 from gpu_timed.cli import program
+from gpu_timed.delivery import LOSSES
 from gpu_timed.errors import ConfigurationError, unknown_value
 from gpu_timed.settings import TARGETS_VARIABLE
 from gpu_timed.targets import AppliedTargets, apply_targets
 
 _EXPORTERS: Final = ("console", "jsonl", "none", "otlp")
 _OTEL: Final = "OTEL_TRACES_EXPORTER"
-_DROPPED: Final = (
-    "dropped_queue_full",
-    "dropped_in_batch",
-    "export_failed",
-    "lost_in_sink",
-    "pending_at_exit",
-    "after_shutdown",
-)
+_DROPPED: Final = tuple(kind for kind in LOSSES if kind != "no_provider")
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,16 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "export_failed": _Kind(
         "warning", "spans that the receiver refused or did not take in time", "see the export section"
     ),
+    "rejected": _Kind("warning", "spans that the collector took in and rejected", "see the log for what it said"),
+    "collector_rejected": _Kind("warning", "answers that said that spans were rejected", "see the log for the first"),
+    "collector_redirected": _Kind(
+        "warning", "answers that sent us elsewhere: nothing was delivered", "name the address it redirects to"
+    ),
+    "grpc_after_fork": _Kind(
+        "warning",
+        "exports over gRPC in a child of a process that had exported: gRPC does not survive that",
+        "use protocol='http/protobuf', or configure in the child",
+    ),
     "lost_in_sink": _Kind("warning", "spans lost because what they were handed to raised", "see the log for the first"),
     "pending_at_exit": _Kind("warning", "spans given up at the end, waiting for the device", "raise exit_timeout_s"),
     "after_shutdown": _Kind("warning", "spans that ended after shutdown()", "call shutdown() last"),

@@ -13,6 +13,7 @@ from typing import Any, Final
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, Observation
 
+from gpu_timed.delivery import LOSSES
 from gpu_timed.export.attributes import DEVICE_INDEX, MODE, WARMTH, WARMTH_TIER
 from gpu_timed.record import Missing, Record
 
@@ -41,18 +42,7 @@ REASON: Final = "gpu_timed.reason"
 
 BUCKETS: Final = (*(round(step * 10.0**power, 9) for power in range(-6, 1) for step in (1, 2, 5)), 10.0)
 """Seconds, from a microsecond to ten seconds: OpenTelemetry's own begin at five *seconds*."""
-_LOSSES: Final = frozenset(
-    {
-        "no_provider",
-        "dropped_queue_full",
-        "dropped_in_batch",
-        "export_failed",
-        "lost_in_sink",
-        "pending_at_exit",
-        "after_shutdown",
-        "overflow",
-    }
-)
+_LOSSES: Final = frozenset({*LOSSES, "overflow"})
 _NOT_SET_YET: Final = "_ProxyMeterProvider"
 """What the API gives before the application has set a provider (1.30 to 1.45). Instruments made there would be made
 again on the real one, beside ours."""

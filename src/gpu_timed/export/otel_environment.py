@@ -8,7 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from opentelemetry import trace
 
-from gpu_timed.export import provider
+from gpu_timed.export import resource
 from gpu_timed.findings import Finding
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -28,7 +28,7 @@ def provider_findings(environment: Mapping[str, str]) -> Iterator[Finding]:
             "configure(exporter=...)",
             values={"kind": None},
         )
-        yield _resource(provider.resource(None).attributes, "that configure(exporter=...) would use")
+        yield _resource(resource.make(None).attributes, "that configure(exporter=...) would use")
     else:
         yield Finding("provider", "ok", f"the provider is {kind}", values={"kind": kind})
         attributes = getattr(getattr(held, "resource", None), "attributes", None)

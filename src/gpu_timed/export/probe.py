@@ -18,7 +18,7 @@ from typing import Any, Final
 from opentelemetry import context as otel_context
 
 from gpu_timed.errors import ConfigurationError, MissingExtraError
-from gpu_timed.export import provider
+from gpu_timed.export import otlp, resource
 from gpu_timed.export.otel_environment import ENDPOINTS, without_password
 from gpu_timed.findings import Finding, Level
 
@@ -111,7 +111,7 @@ def ask(endpoint: str | None, environment: Mapping[str, str], timeout_s: float) 
     if not any(environment.get(variable) for variable in _CREDENTIALS):  # there the session is somebody else's
         options["session"] = _session(asked)
     try:
-        exporter = provider.otlp(endpoint, **options)
+        exporter = otlp.over_http(endpoint, **options)
     except (ConfigurationError, MissingExtraError):
         raise
     except Exception as error:  # noqa: BLE001 - a variable that the exporter itself cannot use
@@ -150,7 +150,7 @@ def ask(endpoint: str | None, environment: Mapping[str, str], timeout_s: float) 
 def _span() -> Any:
     sdk: Any = importlib.import_module("opentelemetry.sdk.trace")
     sampling: Any = importlib.import_module("opentelemetry.sdk.trace.sampling")
-    own = sdk.TracerProvider(sampler=sampling.ALWAYS_ON, resource=provider.resource(None), shutdown_on_exit=False)
+    own = sdk.TracerProvider(sampler=sampling.ALWAYS_ON, resource=resource.make(None), shutdown_on_exit=False)
     span = own.get_tracer("gpu_timed").start_span(SPAN_NAME, attributes={"gpu_timed.doctor": True})
     span.end()
     if not hasattr(span, "resource"):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from gpu_timed.errors import ConfigurationError, missing_extra, unknown_value
+from gpu_timed.export import otlp, resource
 from gpu_timed.ledger import Ledger
 
 EXPORTERS: Final = frozenset({"otlp", "jsonl", "console", "none"})
@@ -48,7 +46,7 @@ class CountingProcessor(SpanProcessor):
         flushed = bool(self._inner.force_flush(timeout_millis))
         if flushed:
             after = self._ledger.snapshot()
-            out = sum(after.get(kind, 0) for kind in ("exported", "export_failed", "dropped_in_batch"))
+            out = sum(after.get(kind, 0) for kind in ("exported", "rejected", "export_failed", "dropped_in_batch"))
             lost = before.get("batched", 0) - out
             if lost > 0:
                 self._ledger.count("dropped_in_batch", lost)
@@ -68,8 +66,13 @@ class CountingExporter(SpanExporter):
         try:
             result = self._inner.export(spans)
         finally:
-            kind = "exported" if result is SpanExportResult.SUCCESS else "export_failed"
-            self._ledger.count(kind, len(spans))
+            if result is SpanExportResult.SUCCESS:
+                rejected = min(len(spans), getattr(self._inner, "rejected", 0))
+                self._ledger.count("exported", len(spans) - rejected)
+                if rejected:
+                    self._ledger.count("rejected", rejected)
+            else:
+                self._ledger.count("export_failed", len(spans))
         return result
 
     def shutdown(self) -> None:
@@ -138,6 +141,8 @@ def build(
     service_name: str | None,
     path: str | os.PathLike[str] | None,
     endpoint: str | None,
+    protocol: str | None = None,
+    headers: Mapping[str, str] | None = None,
     refuse_second: bool = False,
 ) -> TracerProvider:
     """Build a provider with *exporter*.
@@ -148,75 +153,44 @@ def build(
     """
     if not isinstance(exporter, str) or exporter not in EXPORTERS:
         raise unknown_value("exporter", exporter, EXPORTERS)
-    if path is not None and exporter != "jsonl":
-        raise ConfigurationError(f"path= belongs to exporter='jsonl', not to {exporter!r}.")
-    if endpoint is not None and exporter != "otlp":
-        raise ConfigurationError(f"endpoint= belongs to exporter='otlp', not to {exporter!r}.")
+    for option, value, owner in (
+        ("path", path, "jsonl"),
+        ("endpoint", endpoint, "otlp"),
+        ("protocol", protocol, "otlp"),
+        ("headers", headers, "otlp"),
+    ):
+        if value is not None and exporter != owner:
+            raise ConfigurationError(f"{option}= belongs to exporter={owner!r}, not to {exporter!r}.")
     if refuse_second and not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         raise ConfigurationError(
             "this process has an OpenTelemetry tracer provider already, and it can be set only once. Leave exporter= "
             "out to send spans through it, or call configure() before the provider is set."
         )
-    inner = _exporter(exporter, path, endpoint)
+    inner: SpanExporter | None = None
+    if exporter == "otlp":
+        inner = otlp.exporter(protocol=protocol, endpoint=endpoint, headers=headers, ledger=ledger)
+    elif exporter == "jsonl":
+        inner = _json_lines(path)
+    elif exporter == "console":
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter  # noqa: PLC0415 - only if asked for
+
+        inner = ConsoleSpanExporter()
     # Not the SDK's own exit handler: with a dead collector it would wait for every retry.
-    provider = TracerProvider(resource=resource(service_name), shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource.make(service_name), shutdown_on_exit=False)
     if inner is not None:
         provider.add_span_processor(CountingProcessor(inner, ledger))
+    if hasattr(os, "register_at_fork"):
+        _renew_in_children(weakref.ref(provider))
     return provider
 
 
-def resource(service_name: str | None) -> Resource:
-    """Return the resource: host identity under whatever ``OTEL_RESOURCE_ATTRIBUTES`` says.
+def _renew_in_children(reference: weakref.ref[TracerProvider]) -> None:
+    def renew() -> None:
+        provider = reference()
+        if provider is not None:
+            resource.renew(provider)
 
-    Jaeger takes spans whose resource names no host for spans of another machine and "corrects" their
-    clock; so the host is always named.
-    """
-    held: dict[str, Any] = {"host.name": socket.gethostname(), "process.pid": os.getpid()}
-    machine = Path("/etc/machine-id")
-    if machine.is_file():
-        held["host.id"] = machine.read_text().strip() or held["host.name"]
-    return Resource(held).merge(Resource.create({"service.name": service_name} if service_name else {}))
-
-
-def _exporter(name: str, path: str | os.PathLike[str] | None, endpoint: str | None) -> SpanExporter | None:
-    if name == "none":
-        return None
-    if name == "console":
-        from opentelemetry.sdk.trace.export import ConsoleSpanExporter  # noqa: PLC0415 - only if asked for
-
-        return ConsoleSpanExporter()
-    if name == "jsonl":
-        return _json_lines(path)
-    return otlp(endpoint)
-
-
-def otlp(endpoint: str | None, **options: Any) -> SpanExporter:
-    """Return the exporter that ``exporter="otlp"`` stands for; *options* are the exporter's own.
-
-    Raises:
-        ConfigurationError: The endpoint is no address.
-        MissingExtraError: The exporter's package is not installed.
-    """
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
-    except ImportError:
-        raise missing_extra("exporter='otlp'", "opentelemetry-exporter-otlp-proto-http", "otlp") from None
-    return OTLPSpanExporter(endpoint=None if endpoint is None else traces_url(endpoint), **options)
-
-
-def traces_url(endpoint: str) -> str:
-    """Return where spans for *endpoint* go: its own path, or ``/v1/traces`` where it has none.
-
-    Raises:
-        ConfigurationError: It has no scheme or no host.
-    """
-    try:
-        parts = urlsplit(endpoint)
-    except ValueError as error:
-        raise ConfigurationError(f"endpoint={endpoint!r} cannot be read ({error}): http://localhost:4318") from None
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ConfigurationError(f"endpoint={endpoint!r} needs a scheme and a host: http://localhost:4318")
-    return endpoint.rstrip("/") + "/v1/traces" if parts.path in ("", "/") else endpoint
+    os.register_at_fork(after_in_child=renew)
 
 
 def _json_lines(path: str | os.PathLike[str] | None) -> SpanExporter:
