@@ -67,7 +67,7 @@ class CudaEventClock:
     name = "cuda_event"
 
     def __init__(self, library: ctypes.CDLL, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
-        self.library = library
+        self.cuda_library = library
         self._now_ns = now_ns
         self._record = library.cuEventRecord
         self._is_capturing = library.cuStreamIsCapturing
@@ -100,7 +100,7 @@ class CudaEventClock:
         device.free.append(mark)
         if 900 <= code < 910:  # noqa: PLR2004 - cudaErrorStreamCapture*: the stream is being captured
             return CAPTURED
-        name = driver.error_name(self.library, code)
+        name = driver.error_name(self.cuda_library, code)
         sticky = code in (driver.INVALID_CONTEXT, driver.INVALID_HANDLE)
         return Missing("mark_failed" if sticky else "device_error", name)
 
@@ -116,7 +116,7 @@ class CudaEventClock:
 
     def is_done(self, mark: AnyMark) -> bool:
         """Return whether the event has happened. Raises DeviceFault on an error of the device."""
-        code = self.library.cuEventQuery(_handle(mark))
+        code = self.cuda_library.cuEventQuery(_handle(mark))
         if code == driver.SUCCESS:
             return True
         if code == driver.NOT_READY:
@@ -125,7 +125,7 @@ class CudaEventClock:
 
     def wait(self, mark: AnyMark) -> None:
         """Block until the event has happened. Raises DeviceFault on an error of the device."""
-        code = self.library.cuEventSynchronize(_handle(mark))
+        code = self.cuda_library.cuEventSynchronize(_handle(mark))
         if code != driver.SUCCESS:
             raise self._fault(code)
 
@@ -140,7 +140,7 @@ class CudaEventClock:
         if device is None:
             return
         with self._context(device):
-            code = self.library.cuCtxSynchronize()
+            code = self.cuda_library.cuCtxSynchronize()
         if code != driver.SUCCESS:
             raise self._fault(code)
 
@@ -174,14 +174,14 @@ class CudaEventClock:
             if len(mark.pool.free) < _POOL_LIMIT:
                 mark.pool.free.append(mark)
             else:
-                self.library.cuEventDestroy_v2(mark.handle)
+                self.cuda_library.cuEventDestroy_v2(mark.handle)
 
     def describe(self, place: Place) -> DeviceInfo:
         """Return index, UUID and name of the device, asked once."""
         device = self._devices.get(place.device)
         if device is not None and device.info is not None:
             return device.info
-        uuid, name = driver.describe(self.library, place.device)
+        uuid, name = driver.describe(self.cuda_library, place.device)
         unknown = Missing("not_initialised")
         info = DeviceInfo(place.device, uuid or unknown, name or unknown)
         if device is not None:
@@ -194,9 +194,9 @@ class CudaEventClock:
             for device in self._devices.values():
                 with self._context(device):
                     for mark in (*device.free, *([device.epoch] if device.epoch else [])):
-                        self.library.cuEventDestroy_v2(mark.handle)
+                        self.cuda_library.cuEventDestroy_v2(mark.handle)
                     if device.anchor_stream:
-                        self.library.cuStreamDestroy_v2(device.anchor_stream)
+                        self.cuda_library.cuStreamDestroy_v2(device.anchor_stream)
             self._devices.clear()
 
     @contextlib.contextmanager
@@ -204,7 +204,7 @@ class CudaEventClock:
         """Ask in relaxed capture mode, restored afterwards."""
         mode = ctypes.c_int(driver.RELAXED)
         reference = ctypes.byref(mode)
-        exchange = self.library.cuThreadExchangeStreamCaptureMode
+        exchange = self.cuda_library.cuThreadExchangeStreamCaptureMode
         exchange(reference)
         try:
             yield
@@ -215,34 +215,34 @@ class CudaEventClock:
 
     def _elapsed_ms(self, start: int, end: int) -> float:
         result = ctypes.c_float()
-        code = self.library.cuEventElapsedTime(ctypes.byref(result), start, end)
+        code = self.cuda_library.cuEventElapsedTime(ctypes.byref(result), start, end)
         if code != driver.SUCCESS:
             raise self._fault(code)
         return result.value
 
     def _fault(self, code: int) -> DeviceFault:
-        return DeviceFault(driver.error_name(self.library, code))
+        return DeviceFault(driver.error_name(self.cuda_library, code))
 
     @contextlib.contextmanager
     def _context(self, device: _Device) -> Iterator[None]:
-        pushed = self.library.cuCtxPushCurrent_v2(device.context) == driver.SUCCESS
+        pushed = self.cuda_library.cuCtxPushCurrent_v2(device.context) == driver.SUCCESS
         try:
             yield
         finally:
             if pushed:
-                self.library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+                self.cuda_library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
     def _grow(self, index: int) -> _Device | None:
         """Return the device with free events in its pool, if its context is active."""
         with self._lock:
             device = self._devices.get(index)
-            context = driver.primary_context(self.library, index)
+            context = driver.primary_context(self.cuda_library, index)
             if context is None:
                 return None
             if device is None or device.context != context:  # new, or reset by the application
                 device = self._devices[index] = _Device(context)
             with self._context(device):
-                handles = [driver.create_event(self.library) for _ in range(_GROW)]
+                handles = [driver.create_event(self.cuda_library) for _ in range(_GROW)]
             device.free.extend(CudaMark(handle, device) for handle in handles if handle)
             return device if device.free else None
 
@@ -251,7 +251,7 @@ class CudaEventClock:
         now_ns = self._now_ns
         if not device.anchor_stream:
             with self._context(device):
-                device.anchor_stream = driver.create_stream(self.library)
+                device.anchor_stream = driver.create_stream(self.cuda_library)
         latencies: list[int] = []
         for _ in range(_ANCHOR_TRIALS):
             mark = self._take(device)
@@ -284,7 +284,7 @@ class CudaEventClock:
             return device.free.pop()
         except IndexError:
             with self._context(device):
-                handle = driver.create_event(self.library)
+                handle = driver.create_event(self.cuda_library)
             if not handle:
                 raise DeviceFault("no event could be created") from None
             return CudaMark(handle, device)

@@ -52,7 +52,7 @@ class CudaPlaces:
         clock = self.clock()
         if clock is None:
             return NO_DEVICE
-        library = clock.library
+        library = clock.cuda_library
         device = driver.current_device(library)
         if device is None:
             if driver.primary_context(library, 0) is None:
