@@ -266,9 +266,13 @@ class Resolver:
                 self._resolve(lane[0])
                 if lane[0].found is None:
                     break  # another thread is reading it
+                time.sleep(0)  # as below
                 self._pass_on(lane[0])
                 lane.popleft()  # not before: a flush counts what is still in a lane
                 self._waiting -= 1
+                # Let go of the interpreter after each step, or a caller that wants it waits for all of them, or
+                # for the 5 ms after which Python takes it away.
+                time.sleep(0)
             if not lane:
                 del self._lanes[key]
         for barrier in list(self._barriers):

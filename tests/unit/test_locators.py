@@ -55,7 +55,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A driver whose calling thread has a context on device ``current``; ``captured`` streams are being captured."""
     state = Fake(current=1, present=True, captured=set())
-    state.clock = Fake(library=None, is_capturing=lambda place: place.stream in state.captured)
+    state.clock = Fake(cuda_library=None, is_capturing=lambda place: place.stream in state.captured)
     monkeypatch.setattr(cuda_driver, "current_device", lambda library: state.current)
     monkeypatch.setattr(cuda_driver, "device_present", lambda: state.present)
     monkeypatch.setattr(cuda_places, "_cuda_clock", lambda: state.clock)
