@@ -235,8 +235,8 @@ def _note_full_queue(span: Span, found: _Device) -> None:
         kernels = 1 if span.launch is not None else usual / _LAUNCH_NS
         if waiting * (kernels + 2) >= _QUEUE_ENTRIES:
             span.note("launch_queue_full")
-    if taken <= 2 * usual or _number(found.queue_ns) < _FAR_BEHIND_NS:  # else a full queue would become the usual
-        quiet.append(taken)
+    if _number(found.queue_ns) < _FAR_BEHIND_NS or (not held_up and len(quiet) < (quiet.maxlen or 0)):
+        quiet.append(taken)  # and no more while the device is far behind: a full queue would become the usual
     place.ends.append(_number(found.end_ns))
 
 

@@ -189,11 +189,11 @@ def test_the_launch_queue_fills_and_device_times_stay_flat() -> None:
     a = cuda.to_device(torch.ones(SIZE).numpy())
     launch = gpu_timed(numba_work, sync="deferred")[GRID]
     for _ in range(10):
-        launch(a, ROUNDS // 2)
+        launch(a, ROUNDS)
         cuda.synchronize()
     with capture(60) as records:
         for _ in range(4000):
-            launch(a, ROUNDS // 2)
+            launch(a, ROUNDS)
         cuda.synchronize()
     records.sort(key=lambda record: record.call_index)
     device = [record.device_ns for record in records]
