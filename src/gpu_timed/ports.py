@@ -79,6 +79,8 @@ class Clock(Protocol):
     """
 
     name: str
+    in_order: bool
+    """Whether marks on one place are reached in the order in which they were placed."""
 
     def mark(self, place: Place, values: Any = NOT_GIVEN, since: Mark | None = None) -> Mark | Missing:
         """Place a mark behind the work queued so far on *place*. Never blocks, never raises.

@@ -253,13 +253,16 @@ class Span(RecordingSpan):
         return found
 
     def last_marks(self) -> list[tuple[Place, Mark]]:
-        """Return the last end mark on each stream: with these the device has reached all of them."""
-        last = {id(segment.place): segment for segment in self.segments}
-        return [
-            (segment.place, segment.end)
-            for segment in last.values()
-            if segment.place is not None and not isinstance(segment.end, Missing)
-        ]
+        """Return the last end mark on each stream: with these the device has reached all of them.
+
+        Of a clock that has no streams, every one: there a later mark may be reached before an earlier.
+        """
+        last: dict[int, tuple[Place, Mark]] = {}
+        for segment in self.segments:
+            place, end = segment.place, segment.end
+            if place is not None and not isinstance(end, Missing):
+                last[id(place if place.clock.in_order else segment)] = place, end
+        return list(last.values())
 
     def told(self) -> list[Segment]:
         """Return the segments that have something to tell: without those that left no result, unless all did."""

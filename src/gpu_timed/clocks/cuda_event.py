@@ -65,6 +65,7 @@ class CudaEventClock:
     """Marks are CUDA events, recorded by the driver on raw streams. One instance serves all runtimes."""
 
     name = "cuda_event"
+    in_order = True
 
     def __init__(self, library: ctypes.CDLL, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self.cuda_library = library

@@ -93,6 +93,7 @@ class FakeDevice:
     """
 
     name = "fake"
+    in_order = True
 
     def __init__(
         self,

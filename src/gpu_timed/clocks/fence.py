@@ -87,6 +87,7 @@ class FenceClock:
     """Marks are sets of results of *runtime*."""
 
     name = "fence"
+    in_order = False
 
     def __init__(self, runtime: Runtime, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._runtime = runtime
