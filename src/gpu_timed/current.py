@@ -161,7 +161,7 @@ def process_state() -> Process:
 
 
 def held_settings() -> Settings | None:
-    """Return the process's settings if it has read or set them, without reading them now."""
+    """Return the process's settings if they were read or set before."""
     return _state.settings
 
 
@@ -179,22 +179,22 @@ def flush(timeout_s: float = 10.0) -> FlushResult:
     """Wait until the spans that have ended are resolved and handed on, at most *timeout_s* seconds.
 
     Returns:
-        What became of them. It is true only if nothing was left, lost or refused.
+        What became of those since the last flush. It is true only if nothing was left, lost or refused.
     """
     deadline = time.monotonic() + timeout_s
     pending = 0 if _state.tracer is None else _state.tracer.resolver.flush(timeout_s)
     answered = _flush_provider(deadline)
-    return _result(pending=pending, answered=answered)
+    return _state.deliveries.tell(_state.ledger, pending=pending, answered=False if _state.ended else answered)
 
 
 def shutdown(timeout_s: float = 10.0) -> FlushResult:
     """Resolve and hand on what is left, end gpu_timed's thread, and shut the provider down that it installed.
 
-    A provider of the application's own is flushed and left running. Calls that are decorated go on
-    working, and being measured: the next one starts anew. *timeout_s* bounds all of it, in seconds.
+    A provider of the application's own is flushed and left running. Calls that are decorated go on working, and
+    being measured: the next one starts anew. *timeout_s* bounds all of it, in seconds.
 
     Returns:
-        What became of the spans, as :func:`flush` does.
+        As :func:`flush`, but about all spans of the process.
     """
     deadline = time.monotonic() + timeout_s
     with _state.lock:
@@ -204,9 +204,10 @@ def shutdown(timeout_s: float = 10.0) -> FlushResult:
     answered = _flush_provider(deadline)
     if _state.installed:
         answered = handover.shut_down(_left(deadline), _state.ledger) and answered
-    found = _result(pending=pending, answered=answered)
+    if _state.ended:  # the provider we made is shut down: nothing gets any further
+        answered = False
     _state.ended = _state.installed
-    return found
+    return _state.deliveries.tell(_state.ledger, pending=pending, answered=answered, in_all=True)
 
 
 def install_exporter(exporter: str, **options: Any) -> None:
@@ -214,7 +215,8 @@ def install_exporter(exporter: str, **options: Any) -> None:
     with _state.lock:
         if _state.installed:
             raise ConfigurationError(
-                "configure(exporter=...) was called before in this process, and OpenTelemetry takes one provider only."
+                "configure(exporter=...) was called before in this process, and OpenTelemetry takes one provider only. "
+                "Name the exporter once; further calls may set everything else."
             )
         from gpu_timed.export import provider  # noqa: PLC0415 - brings the SDK, which decorating must not
 
@@ -344,6 +346,8 @@ def _at_exit() -> None:
         ending.resolver.stop(limit, last if installed else None)
     elif installed:
         last()
+    if ending is not None and not ending.epoch:  # else a test has looked at the records
+        _state.deliveries.warn(_state.ledger)
 
 
 def _at_worker_end() -> None:
@@ -358,6 +362,8 @@ def _at_worker_end() -> None:
     if ending is not None:
         ending.resolver.stop(limit)
     _flush_provider(deadline)
+    if ending is not None and not ending.epoch:
+        _state.deliveries.warn(_state.ledger)
 
 
 def _flush_provider(deadline: float) -> bool | None:
@@ -365,7 +371,7 @@ def _flush_provider(deadline: float) -> bool | None:
 
 
 def _left(deadline: float) -> float:
-    """Return the seconds until *deadline*, and never none at all: a provider that is idle answers at once."""
+    """Return the seconds until *deadline*, never none at all: a provider that is idle answers at once."""
     return max(0.05, deadline - time.monotonic())
 
 
@@ -389,12 +395,6 @@ def _after_fork() -> None:
     if old is not None:
         old.dead = True
         old.resolver.dead = True
-
-
-def _result(*, pending: int, answered: bool | None) -> FlushResult:
-    if _state.ended:  # the provider we made is shut down: nothing gets any further
-        answered = False
-    return _state.deliveries.tell(_state.ledger, pending=pending, answered=answered)
 
 
 _state: Final = _State()  # last: it holds functions of this page

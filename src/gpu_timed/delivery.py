@@ -46,21 +46,33 @@ class Deliveries:
         self._told: Mapping[str, int] = {}
         self._warned = False
 
-    def tell(self, ledger: Ledger, *, pending: int, answered: bool | None) -> FlushResult:
-        """Return what became of the spans, with *pending* left and the provider's answer, None if there is none."""
+    def tell(self, ledger: Ledger, *, pending: int, answered: bool | None, in_all: bool = False) -> FlushResult:
+        """Return what became of the spans since the last time, or *in_all* of the process's.
+
+        Args:
+            ledger: Counts them.
+            pending: How many are left.
+            answered: What the provider answered, None if there is none.
+            in_all: Speak of all the process's spans, as at its end.
+        """
         counts, told = ledger.snapshot(), self._told
         self._told = counts
-        lost = sum(counts.get(kind, 0) - told.get(kind, 0) for kind in LOSSES)
-        if counts.get("no_provider", 0) > told.get("no_provider", 0) and not self._warned:
+        lost = sum(counts.get(kind, 0) - (0 if in_all else told.get(kind, 0)) for kind in LOSSES)
+        self.warn(ledger)
+        said = "none" if answered is None else "flushed" if answered else "failed"
+        return FlushResult(
+            complete=pending == 0 and answered is not False and lost == 0, pending=pending, provider=said, counts=counts
+        )
+
+    def warn(self, ledger: Ledger) -> None:
+        """Say once that spans go nowhere, if all of them do: who forgot to configure anything will not ask."""
+        counts = ledger.snapshot()
+        if not self._warned and counts.get("no_provider", 0) and not counts.get("handed_over", 0):
             self._warned = True
             ledger.say(
                 "gpu_timed: no OpenTelemetry provider is set: spans are measured and go nowhere. "
                 "Set one, or call gpu_timed.configure(exporter=...)."
             )
-        said = "none" if answered is None else "flushed" if answered else "failed"
-        return FlushResult(
-            complete=pending == 0 and answered is not False and lost == 0, pending=pending, provider=said, counts=counts
-        )
 
     def forget(self) -> None:
         """Begin anew in a forked child, which has told nothing."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gpu_timed import reading
+from gpu_timed.courtesy import Courtesy
 from gpu_timed.errors import DeviceFault, WaitTimeout
 from gpu_timed.ledger import Ledger
 from gpu_timed.ports import Clock, Mark, Place, Sink, WarmthSource
@@ -54,6 +55,7 @@ class Resolver:
         self._barriers: list[_Barrier] = []
         self._hurried = 0
         self._idle = True
+        self._courtesy = Courtesy()
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._claiming = threading.Lock()
@@ -79,7 +81,7 @@ class Resolver:
     @property
     def full(self) -> bool:
         """Whether as many spans wait for the device as may."""
-        return self._waiting + len(self._arrivals) >= self.settings.max_pending
+        return self.pending >= self.settings.max_pending
 
     @property
     def pending(self) -> int:
@@ -266,19 +268,21 @@ class Resolver:
                 self._resolve(lane[0])
                 if lane[0].found is None:
                     break  # another thread is reading it
-                time.sleep(0)  # as below
+                self._let_go()
                 self._pass_on(lane[0])
                 lane.popleft()  # not before: a flush counts what is still in a lane
                 self._waiting -= 1
-                # Let go of the interpreter after each step, or a caller that wants it waits for all of them, or
-                # for the 5 ms after which Python takes it away.
-                time.sleep(0)
+                self._let_go()
             if not lane:
                 del self._lanes[key]
         for barrier in list(self._barriers):
             if all(span.emitted for span in barrier.before or ()):
                 self._barriers.remove(barrier)
                 barrier.passed.set()
+
+    def _let_go(self) -> None:
+        if not self._hurried and not self._stopping:  # else somebody waits for us
+            self._courtesy.after_a_step(self.pending)
 
     def _give_up(self) -> None:
         """At the end: what the device has not finished is passed on without its time."""
@@ -315,8 +319,7 @@ class Resolver:
     def _resolve(self, span: Span, reason: Missing | None = None) -> None:
         """Build the record of *span*; with a *reason* the device is not asked, and its time is missing for it.
 
-        Never raises: whatever happens, the marks come back and the record is there. A span that another
-        thread is reading just now is left to it.
+        Never raises; the marks come back and the record is there. What another thread is reading is left to it.
         """
         with self._claiming:
             if span.claimed:

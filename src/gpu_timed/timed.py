@@ -186,6 +186,15 @@ class _Block:
         if opened is not None:
             await functions.close(opened, error)
 
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Refuse: the span is what the block gives."""
+        raise ConfigurationError(
+            f"the numbers are the span's, not the block's: with gpu_span({self._site.name!r}) as span: … "
+            f"then span.wait({timeout_s or ''})."
+        )
+
+    record = property(wait)
+
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise ConfigurationError(
             f"gpu_span is a block: with gpu_span({self._site.name!r}): … "

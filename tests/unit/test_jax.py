@@ -140,6 +140,7 @@ class Node:
 if INSIDE:
     jax.tree_util.register_dataclass(Node, data_fields=["array"], meta_fields=["label"])
     matrix()  # from here on there is a backend
+    matmul()  # made here, and not inside somebody's trace
 
 KINDS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "pytree": lambda: (lambda tree: {"y": (matmul()(tree["x"][0]), None, 3)}, {"x": [matrix()]}),

@@ -1272,3 +1272,20 @@ def test_two_providers_in_one_life(device):
             pass
         assert shutdown(5)
     assert [len([s for s in h.get_finished_spans() if s.name == "work"]) for h in held] == [1, 1]
+
+
+@pytest.mark.parametrize(("looked", "said"), [(False, True), (True, False)])
+def test_who_forgot_to_configure_is_told_at_the_end(looked, said, process):
+    """Spans that all went nowhere are said once as the process ends, but not to a test that looked at the records."""
+    ended = process(
+        """
+        using.__enter__()
+        if os.environ["LOOKED"] == "1":
+            from gpu_timed.testing import capture
+            with capture():
+                pass
+        gpu_timed(name="work", sync="deferred")(lambda: device.launch(1))()
+        """,
+        LOOKED="1" if looked else "0",
+    )
+    assert ("spans are measured and go nowhere" in ended.err) == said

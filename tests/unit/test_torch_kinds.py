@@ -383,3 +383,11 @@ def test_a_checkpoint_inside_a_decorated_forward() -> None:
     with capture() as records:
         assert gradients(module) == gradients(linear())
     assert names(records) == ["inner", "outer", "inner"]
+
+
+def test_a_module_timed_twice_is_two_spans() -> None:
+    """As a function decorated twice is."""
+    twice = gpu_timed(gpu_timed(torch.nn.Linear(2, 2), name="inner"), name="outer")
+    with capture() as records:
+        assert twice(torch.ones(1, 2)).shape == (1, 2)
+    assert sorted(record.name for record in records) == ["inner", "outer"]

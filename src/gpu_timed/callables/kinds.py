@@ -58,6 +58,8 @@ def name_of(target: Any) -> str:
             return name_of(held)
     if type(target).__name__ in ("ScriptFunction", "RecursiveScriptModule", "TopLevelTracedModule"):
         return str(getattr(target, "name", None) or getattr(target, "original_name", ""))
+    if type(target).__name__ == "GraphModuleImpl":  # of torch.export and torch.fx, made in a function
+        return "GraphModule"
     if triton_kernels.is_kernel(target) and not getattr(target, "__qualname__", None):
         return name_of(target.fn)  # an autotuner and its like go by the name of the kernel
     qualified: str = getattr(target, "__qualname__", None) or type(target).__qualname__

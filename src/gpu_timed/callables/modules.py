@@ -55,7 +55,8 @@ def wrap(target: Any, site: Site, door: Door) -> Any:
         "__reduce_ex__": reduced,
     }
     metaclass: Any = type(kind)
-    view: Any = object.__new__(metaclass(kind.__name__, (_NotANewKind, kind), own))
+    bases = (kind,) if issubclass(kind, _NotANewKind) else (_NotANewKind, kind)  # a view of a view
+    view: Any = object.__new__(metaclass(kind.__name__, bases, own))
     view.__dict__ = target.__dict__
     return view
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +33,18 @@ class Prepared:
     targets: AppliedTargets
 
     def run(self) -> None:
-        """Run it to its end. Raises SystemExit as the program does."""
+        """Run it to its end. Raises SystemExit as the program does.
+
+        SIGTERM, as long as the program leaves it as it is, ends it by SystemExit(143) in place of at once: exit
+        handlers then deliver the spans, which is what a container's stop would else take from them.
+        """
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _end)
         program.run(self.program, self.targets.script_names, self.targets.offer, self.targets.not_defined)
+
+
+def _end(number: int, _: object) -> None:
+    raise SystemExit(128 + number)  # as a shell reports the end by a signal
 
 
 def prepare(

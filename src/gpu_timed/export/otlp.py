@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from typing import Any, Final
@@ -71,12 +72,16 @@ def traces_url(endpoint: str) -> str:
     """
     parts = _split(endpoint, "http://localhost:4318")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigurationError(f"endpoint={endpoint!r} needs a scheme and a host: http://localhost:4318")
+        raise ConfigurationError(
+            f"endpoint={endpoint!r} needs a scheme and a host, http or https: http://localhost:4318"
+        )
     return parts._replace(path="/v1/traces").geturl() if parts.path in ("", "/") else endpoint
 
 
 def _http(endpoint: str | None, headers: dict[str, str] | None, ledger: Ledger) -> SpanExporter:
     endpoint = None if endpoint is None else traces_url(endpoint)
+    if importlib.util.find_spec("requests") is None:  # the exporter's own need, asked for before it
+        raise missing_extra("exporter='otlp'", "opentelemetry-exporter-otlp-proto-http", "otlp")
     answers = Answers(ledger)
 
     def make() -> SpanExporter:

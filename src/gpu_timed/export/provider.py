@@ -37,20 +37,25 @@ class CountingProcessor(SpanProcessor):
         self._inner.on_end(span)
 
     def shutdown(self) -> None:
-        """Export what is queued, and end."""
-        self._inner.shutdown()  # type: ignore[no-untyped-call] # opentelemetry-sdk 1.45
+        """Export what is queued, and end. What did not come out by then never will."""
+        try:
+            self._inner.shutdown()  # type: ignore[no-untyped-call] # opentelemetry-sdk 1.45
+        finally:
+            self._count_lost(self._ledger.snapshot().get("batched", 0))
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Export what is queued, then count what was queued before and came out neither exported nor refused."""
-        before = self._ledger.snapshot()
+        before = self._ledger.snapshot().get("batched", 0)
         flushed = bool(self._inner.force_flush(timeout_millis))
         if flushed:
-            after = self._ledger.snapshot()
-            out = sum(after.get(kind, 0) for kind in ("exported", "rejected", "export_failed", "dropped_in_batch"))
-            lost = before.get("batched", 0) - out
-            if lost > 0:
-                self._ledger.count("dropped_in_batch", lost)
+            self._count_lost(before)
         return flushed
+
+    def _count_lost(self, queued: int) -> None:
+        counts = self._ledger.snapshot()
+        lost = queued - sum(counts.get(k, 0) for k in ("exported", "rejected", "export_failed", "dropped_in_batch"))
+        if lost > 0:
+            self._ledger.count("dropped_in_batch", lost)
 
 
 class CountingExporter(SpanExporter):
