@@ -34,8 +34,10 @@ def test_the_ten_lines_write_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_ways_to_use_it_run(device: Any) -> None:
     """The second block decorates, opens a block and reads its record."""
-    held: dict[str, Any] = {"__name__": "readme", "run": lambda: device.launch(2_000)}
+    held: dict[str, Any] = {"__name__": "readme", "launch": lambda: device.launch(2_000)}
     exec(BLOCKS[1], held)
+    assert held["record"].device_ns == 0
+    exec(BLOCKS[1].replace("step(1)", "launch()"), held)
     assert held["record"].device_ns == 2_000
 
 
