@@ -47,7 +47,10 @@ class DeviceFault(GpuTimedError):  # noqa: N818 - the CUDA documentation's own w
 def unknown_value(what: str, value: object, known: Iterable[str]) -> ConfigurationError:
     """Build the error for a word that is not among the *known* ones, naming the nearest."""
     choices = sorted(known)
-    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+    given = str(value).lower()
+    near = difflib.get_close_matches(given, choices, n=1) or [
+        word for word in choices if given and word.startswith(given)
+    ]
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return ConfigurationError(f"unknown {what} {value!r}{hint} Use one of: {', '.join(map(repr, choices))}.")
 
