@@ -16,11 +16,16 @@ class FakeRig:
     """Launches on a fake device, whose clock stands still but for what is done to it."""
 
     device = 0
+    cycles_per_ns = 1.98
 
     def __init__(self, fake: FakeDevice) -> None:
         self.fake = fake
         self._stamps: list[Stamp] = []
         self._launch_ns = LAUNCH_NS
+
+    def measure_timer(self) -> int:
+        """Say that it moves by the nanosecond."""
+        return 1
 
     def launch(self, duration_ns: int) -> None:
         """Queue it, after the time that a launch takes the host."""

@@ -10,7 +10,7 @@ import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from gpu_timed.measure.rig import Kernel, NotTestable, Rig
 from gpu_timed.trials import Instrument, Stamp
@@ -28,7 +28,7 @@ _BEFORE_ROW_NS: Final = 4_000_000
 class Found:
     """A rig that works, and why others before it did not."""
 
-    rig: Any
+    rig: Rig
     kernel: str
     refused: dict[str, str]
 

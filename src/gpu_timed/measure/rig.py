@@ -45,6 +45,15 @@ class Rig(Protocol):
 
     device: int
     """Its index."""
+    cycles_per_ns: float
+    """Cycles of the multiprocessor in a nanosecond, by which kernels too short for the timer are known; or 0."""
+
+    def measure_timer(self) -> int | None:
+        """Return the smallest step of the kernels' timer in nanoseconds, and learn ``cycles_per_ns``.
+
+        None where kernels have no timer.
+        """
+        ...
 
     def launch(self, duration_ns: int) -> None:
         """Queue one kernel of known duration on the current stream."""

@@ -52,7 +52,7 @@ def _spin(stamps, duration_ns, KEPT: tl.constexpr):  # type: ignore[no-untyped-d
     tl.store(stamps, turn + 1)
 
 
-@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count"])
 def _read_timer(reads, count):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
     for index in range(count):
         now = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)

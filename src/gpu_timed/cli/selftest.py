@@ -1,0 +1,142 @@
+"""``gpu-timed selftest``: what :func:`gpu_timed.run_selftest` found, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from gpu_timed.measure.campaign import Progress as Told
+from gpu_timed.trials import Row, SelfTest, Verdict, worst
+
+_STYLES: Final[dict[Verdict, str]] = {
+    "ok": "green",
+    "info": "cyan",
+    "skipped": "dim",
+    "fail": "bold red",
+    "error": "bold red",
+}
+_WIDTH: Final = max(map(len, _STYLES))
+_MOST_FAILURES: Final = 40
+
+
+@contextmanager
+def watched(console: Console) -> Iterator[Told]:
+    """Show how far the test is, on *console*, as long as the block runs."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("preparing", total=None)
+
+        def tell(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield tell
+
+
+def show(console: Console, found: SelfTest) -> None:
+    """Print the figures, both tables, what failed, and the verdict."""
+    held = found.environment
+    named = (f"{key} {held[key]}" for key in ("card", "driver", "torch", "triton", "python", "kernel") if held.get(key))
+    _print(console, Text(f"gpu_timed {found.version}, {held.get('date', '')}: ", "bold").append(", ".join(named), ""))
+    for row in found.rows:
+        if row.section != "regime":
+            _print(console, Text(f"  {row.verdict:{_WIDTH}}  ", _STYLES[row.verdict]).append(row.text, ""))
+    regimes = [row for row in found.rows if row.section == "regime"]
+    if regimes:
+        _table(console, regimes, "Spans that hold the truth, by duration of the kernel", _share)
+        _table(console, regimes, "Off by (no launch gap), else at most [least..most]; µs, medians", _error)
+        _costs(console, regimes)
+    failed = [row for row in regimes if row.failed]
+    for row in failed[:_MOST_FAILURES]:
+        _print(
+            console, Text(f"  {row.verdict:{_WIDTH}}  ", _STYLES[row.verdict]).append(f"{_where(row)}: {row.text}", "")
+        )
+    if len(failed) > _MOST_FAILURES:
+        _print(console, Text(f"  and {len(failed) - _MOST_FAILURES} more: --json has all of them"))
+    _print(console, Text("Verdict: ", "bold").append(found.verdict, "bold red" if found.exit_code else "green"))
+
+
+def _table(console: Console, rows: Sequence[Row], title: str, cell: object) -> None:
+    assert callable(cell)  # noqa: S101
+    durations = sorted({row.duration_ns for row in rows if row.duration_ns is not None})
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("regime", no_wrap=True)
+    table.add_column("sync", no_wrap=True)
+    for duration in durations:
+        table.add_column(_duration(duration), justify="right", no_wrap=True)
+    for name, sync in dict.fromkeys((row.name, row.sync) for row in rows):
+        mine = {row.duration_ns: row for row in rows if (row.name, row.sync) == (name, sync)}
+        cells = [cell(mine[duration]) if duration in mine else Text() for duration in durations]
+        table.add_row(Text(name, _STYLES[worst(row.verdict for row in mine.values())]), sync, *cells)
+    console.print()
+    console.print(table)
+
+
+def _share(row: Row) -> Text:
+    check = row.check("interval")
+    if check is None or check.value is None:
+        return Text(row.verdict, _STYLES[row.verdict])
+    named = [other.name for other in row.checks if other.verdict == "fail" and other.name != "interval"]
+    text = f"{100 * check.value:.3g} %" + ("" if not row.failed else f" {'/'.join(named) or 'fail'}")
+    return Text(text, _STYLES[row.verdict])
+
+
+def _error(row: Row) -> Text:
+    values = row.values
+    if not values or row.verdict in ("error", "skipped"):
+        return Text("-", "dim")
+    exact = row.check("exact")
+    failed = exact is not None and exact.verdict == "fail"
+    if values.get("bias_ns") is not None:
+        text = f"{values['bias_ns'] / 1e3:+.2f} ±{values['spread_ns'] / 2e3:.2f}"
+    elif values.get("width_ns") is not None and values.get("excess_ns") is not None:
+        most = values["excess_ns"]
+        text = f"[{(most - values['width_ns']) / 1e3:+.3g}..{most / 1e3:+.3g}]"
+    else:
+        return Text("-", "dim")
+    return Text(text, "bold red" if failed else "")
+
+
+def _costs(console: Console, rows: Sequence[Row]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for column in ("regime", "sync"):
+        table.add_column(column, no_wrap=True)
+    for column in ("spans", "placed", "out by", "stated", "known to", "host cost"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, sync in dict.fromkeys((row.name, row.sync) for row in rows):
+        mine = [row for row in rows if (row.name, row.sync) == (name, sync)]
+        checks = [check for row in mine if (check := row.check("placement")) is not None and check.value is not None]
+        style = "bold red" if any(check.verdict == "fail" for check in checks) else ""
+        placed = f"{100 * min(check.value or 0.0 for check in checks):.3g} %" if checks else "not known"
+        table.add_row(
+            name,
+            sync,
+            str(sum(row.spans for row in mine)),
+            Text(placed, style),
+            *(_us(mine, value) for value in ("placement_ns", "uncertainty_ns", "anchor_ns", "host_ns")),
+        )
+    console.print()
+    console.print(table)
+
+
+def _us(rows: Sequence[Row], value: str) -> str:
+    held = sorted(row.values[value] for row in rows if row.values.get(value) is not None)
+    return f"{held[len(held) // 2] / 1e3:.3g} µs" if held else "-"
+
+
+def _where(row: Row) -> str:
+    return f"{row.name}, {row.sync}, {_duration(row.duration_ns or 0)}"
+
+
+def _duration(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1e6:g} ms" if nanoseconds >= 1e6 else f"{nanoseconds / 1e3:g} µs"  # noqa: PLR2004 - a millisecond
+
+
+def _print(console: Console, text: Text) -> None:
+    console.print(text, soft_wrap=True, highlight=False)
