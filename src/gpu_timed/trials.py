@@ -59,6 +59,8 @@ class Observation:
     gaps: Answer = "unknown"
     reason: str = ""
     """Why there is no device time."""
+    fault: bool = False
+    """Whether its place on the host's axis contradicts the order of events."""
     right_place: bool = True
     """Whether the record names the device and the stream that the kernel was put on."""
     lead_ns: int | None = None
@@ -90,7 +92,7 @@ class Check(NamedTuple):
     """One promise held against one row."""
 
     name: str
-    """``measured``, ``place``, ``interval``, ``exact`` or ``placement``."""
+    """``measured``, ``place``, ``interval``, ``exact``, ``placement`` or ``order``."""
     verdict: Verdict
     value: float | None
     budget: float | None

@@ -7,9 +7,10 @@ The promises, which are those that a span makes of itself:
 ``interval``   the truth lies within [``device_min_ns``, ``device_ns``] ± (uncertainty, floor)
 ``exact``      where it says that no launch gap is included, ``device_ns`` is the truth, but for the floor
 ``placement``  the kernel lies in the device span on the host's axis, within the stated uncertainty
+``order``      its place contradicts nothing that the host knows of the order of events
 
-The first three and the last hold in 99 % of the spans of a row, and one span may always break them: a row of
-fifty cannot tell 98 % from 99 %. The fourth is about the median.
+All but ``exact`` hold in 99 % of the spans of a row, and one span may always break them: a row of
+fifty cannot tell 98 % from 99 %. ``exact`` is about the median.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def judge(name: str, sync: str, duration_ns: int, observations: Sequence[Observa
         _share("interval", observations, lambda span: is_inside(span, instrument), "spans hold the truth"),
         _exact(values, instrument),
         _placement(observations, instrument),
+        _share("order", observations, lambda span: not span.fault, "spans are placed without a contradiction"),
     )
     failed = [check for check in checks if check.verdict == "fail"]
     return Row(

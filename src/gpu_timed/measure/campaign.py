@@ -205,6 +205,7 @@ class _Chunk:
             uncertainty_ns=record.uncertainty_ns,
             gaps=record.launch_gaps_included,
             reason=record.device_ns.reason if isinstance(record.device_ns, Missing) else "",
+            fault="anchor_fault" in record.quality,
             right_place=record.device == self._rig.device and record.stream == self._stream,
             lead_ns=lead,
             tail_ns=tail,

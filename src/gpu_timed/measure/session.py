@@ -45,20 +45,10 @@ class Session:
     """
 
     def __init__(self, locator: Locator, host: HostClock, *, patience_s: float = PATIENCE_S) -> None:
-        ledger = Ledger()
-        settings = Settings(warmth=False)
         self.host = host
-        self._resolver = Resolver(settings, ledger)
+        self._locator = locator
         self._patience_s = patience_s
-        self._tracer = Tracer(
-            settings=settings,
-            ledger=ledger,
-            gate=AloneGate(ledger, VERSION),
-            locator=locator,
-            host=host,
-            resolver=self._resolver,
-            otel=None,
-        )
+        self._tracer = self._new_tracer()
 
     def site(self, name: str, sync: SyncPolicy) -> Site:
         """Return a site for spans called *name*."""
@@ -77,10 +67,12 @@ class Session:
 
     def records(self, made: Sequence[Made]) -> list[Record | None]:
         """Wait for the records of *made*, whose work is done; None of those that did not come in time."""
-        self._resolver.flush(self._patience_s)
+        self._tracer.resolver.flush(self._patience_s)
         found = [one.span.found if one.span is not None else None for one in made]
-        if None in found:
+        if None in found:  # what stands in line behind them must not be late as well
             self._patience_s = min(self._patience_s, _LITTLE_PATIENCE_S)
+            self.close()
+            self._tracer = self._new_tracer()
         return found
 
     def cost_ns(self, sync: SyncPolicy, calls: int) -> list[int]:
@@ -91,12 +83,25 @@ class Session:
             made = self.measure(site, _nothing)
             taken.append(made.ended_ns - made.began_ns)
             if len(taken) % 100 == 0:
-                self._resolver.flush(self._patience_s)
+                self._tracer.resolver.flush(self._patience_s)
         return taken
 
     def close(self) -> None:
         """End its thread."""
-        self._resolver.stop(max(self._patience_s, _LITTLE_PATIENCE_S))
+        self._tracer.resolver.stop(max(self._patience_s, _LITTLE_PATIENCE_S))
+
+    def _new_tracer(self) -> Tracer:
+        ledger = Ledger()
+        settings = Settings(warmth=False)
+        return Tracer(
+            settings=settings,
+            ledger=ledger,
+            gate=AloneGate(ledger, VERSION),
+            locator=self._locator,
+            host=self.host,
+            resolver=Resolver(settings, ledger),
+            otel=None,
+        )
 
 
 def _nothing() -> None:
