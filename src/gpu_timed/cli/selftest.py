@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import io
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -24,6 +25,12 @@ _STYLES: Final[dict[Verdict, str]] = {
 }
 _WIDTH: Final = max(map(len, _STYLES))
 _MOST_FAILURES: Final = 40
+_BEYOND_ASCII: Final = "µ±─"
+_OTHERS: Final = (
+    "Medians in µs. width: from device_min_ns to device_ns. spread: of the errors where\n"
+    "no gap is included. placed: kernels that lie in their device spans, ± stated, which\n"
+    "is known to so much by itself. host: what a span costs the calling thread"
+)
 
 
 @contextmanager
@@ -40,7 +47,20 @@ def watched(console: Console) -> Iterator[Told]:
 
 
 def show(console: Console, found: SelfTest) -> None:
-    """Print the figures, both tables, what failed, and the verdict."""
+    """Print the figures, the tables, what failed, and the verdict."""
+    encoding = getattr(console.file, "encoding", None) or "utf-8"
+    try:
+        _BEYOND_ASCII.encode(encoding)
+    except UnicodeEncodeError:  # a terminal that cannot show a character must not end in a traceback
+        plain = Console(file=io.StringIO(), width=console.width, no_color=True)
+        _show(plain, found)
+        text = plain.file.getvalue().replace("µ", "u").replace("±", "+-").replace("─", "-")  # type: ignore[attr-defined]
+        console.file.write(text.encode(encoding, "replace").decode(encoding))
+    else:
+        _show(console, found)
+
+
+def _show(console: Console, found: SelfTest) -> None:
     held = found.environment
     named = (f"{key} {held[key]}" for key in ("card", "driver", "torch", "triton", "python", "kernel") if held.get(key))
     _print(console, Text(f"gpu_timed {found.version}, {held.get('date', '')}: ", "bold").append(", ".join(named), ""))
@@ -50,8 +70,14 @@ def show(console: Console, found: SelfTest) -> None:
     regimes = [row for row in found.rows if row.section == "regime"]
     if regimes:
         _table(console, regimes, "Spans that hold the truth, by duration of the kernel", _share)
-        _table(console, regimes, "Off by (no launch gap), else at most [least..most]; µs, medians", _error)
-        _costs(console, regimes)
+        _table(
+            console,
+            regimes,
+            "How far device_ns lies from the truth, µs (~ with a launch gap in it, maybe)",
+            _error,
+        )
+        _others(console, regimes)
+        console.print()
     failed = [row for row in regimes if row.failed]
     for row in failed[:_MOST_FAILURES]:
         _print(
@@ -62,10 +88,9 @@ def show(console: Console, found: SelfTest) -> None:
     _print(console, Text("Verdict: ", "bold").append(found.verdict, "bold red" if found.exit_code else "green"))
 
 
-def _table(console: Console, rows: Sequence[Row], title: str, cell: object) -> None:
-    assert callable(cell)  # noqa: S101
+def _table(console: Console, rows: Sequence[Row], title: str, cell: Callable[[Row], Text]) -> None:
     durations = sorted({row.duration_ns for row in rows if row.duration_ns is not None})
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("regime", no_wrap=True)
     table.add_column("sync", no_wrap=True)
     for duration in durations:
@@ -74,60 +99,59 @@ def _table(console: Console, rows: Sequence[Row], title: str, cell: object) -> N
         mine = {row.duration_ns: row for row in rows if (row.name, row.sync) == (name, sync)}
         cells = [cell(mine[duration]) if duration in mine else Text() for duration in durations]
         table.add_row(Text(name, _STYLES[worst(row.verdict for row in mine.values())]), sync, *cells)
-    console.print()
+    _print(console, Text(f"\n{title}", "bold"))
     console.print(table)
 
 
 def _share(row: Row) -> Text:
+    """Return the share of the spans that hold the truth, or the name of another check that fails."""
     check = row.check("interval")
     if check is None or check.value is None:
         return Text(row.verdict, _STYLES[row.verdict])
-    named = [other.name for other in row.checks if other.verdict == "fail" and other.name != "interval"]
-    text = f"{100 * check.value:.3g} %" + ("" if not row.failed else f" {'/'.join(named) or 'fail'}")
-    return Text(text, _STYLES[row.verdict])
+    others = [other.name for other in row.checks if other.verdict == "fail"]
+    share = f"{100 * check.value:.3g} %"
+    return Text(share if not others or "interval" in others else others[0], _STYLES[row.verdict])
 
 
 def _error(row: Row) -> Text:
-    values = row.values
-    if not values or row.verdict in ("error", "skipped"):
-        return Text("-", "dim")
+    bias, excess = row.values.get("bias_ns"), row.values.get("excess_ns")
     exact = row.check("exact")
-    failed = exact is not None and exact.verdict == "fail"
-    if values.get("bias_ns") is not None:
-        text = f"{values['bias_ns'] / 1e3:+.2f} ±{values['spread_ns'] / 2e3:.2f}"
-    elif values.get("width_ns") is not None and values.get("excess_ns") is not None:
-        most = values["excess_ns"]
-        text = f"[{(most - values['width_ns']) / 1e3:+.3g}..{most / 1e3:+.3g}]"
-    else:
-        return Text("-", "dim")
-    return Text(text, "bold red" if failed else "")
+    if bias is not None:
+        return Text(_signed(bias), _STYLES["fail"] if exact is not None and exact.verdict == "fail" else "")
+    return Text("-" if excess is None else f"~{_signed(excess)}", "dim")
 
 
-def _costs(console: Console, rows: Sequence[Row]) -> None:
+def _signed(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1e3:+.3g}"
+
+
+def _others(console: Console, rows: Sequence[Row]) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for column in ("regime", "sync"):
         table.add_column(column, no_wrap=True)
-    for column in ("spans", "placed", "out by", "stated", "known to", "host cost"):
+    for column in ("spans", "width", "spread", "placed", "stated", "known to", "host"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, sync in dict.fromkeys((row.name, row.sync) for row in rows):
         mine = [row for row in rows if (row.name, row.sync) == (name, sync)]
         checks = [check for row in mine if (check := row.check("placement")) is not None and check.value is not None]
         style = "bold red" if any(check.verdict == "fail" for check in checks) else ""
-        placed = f"{100 * min(check.value or 0.0 for check in checks):.3g} %" if checks else "not known"
+        placed = f"{100 * min(check.value or 0.0 for check in checks):.3g} %" if checks else "-"
         table.add_row(
             name,
             sync,
             str(sum(row.spans for row in mine)),
+            _us(mine, "width_ns"),
+            _us(mine, "spread_ns"),
             Text(placed, style),
-            *(_us(mine, value) for value in ("placement_ns", "uncertainty_ns", "anchor_ns", "host_ns")),
+            *(_us(mine, value) for value in ("uncertainty_ns", "anchor_ns", "host_ns")),
         )
-    console.print()
+    _print(console, Text(f"\n{_OTHERS}"))
     console.print(table)
 
 
 def _us(rows: Sequence[Row], value: str) -> str:
     held = sorted(row.values[value] for row in rows if row.values.get(value) is not None)
-    return f"{held[len(held) // 2] / 1e3:.3g} µs" if held else "-"
+    return f"{held[len(held) // 2] / 1e3:.3g}" if held else "-"
 
 
 def _where(row: Row) -> str:

@@ -63,7 +63,7 @@ def run(
         until_s: When to be done, by ``time.monotonic()``; what is left is shared among the rows to come.
         progress: Told before each row.
     """
-    cells = [
+    cells: list[tuple[Regime, SyncPolicy, int]] = [
         (regime, sync, duration_ns)
         for regime in plan.regimes
         for sync in plan.policies

@@ -67,8 +67,10 @@ class TritonSpin:
 
     def launch(self, duration_ns: int, stamps: Any) -> None:
         """Queue a kernel of *duration_ns* that adds its stamps to the tensor *stamps*."""
-        _spin[(1,)](stamps, duration_ns, STAMPS_KEPT, num_warps=1)
+        spin: Any = _spin
+        spin[(1,)](stamps, duration_ns, STAMPS_KEPT, num_warps=1)
 
     def read_timer(self, reads: Any) -> None:
         """Queue a kernel that fills the tensor *reads* with readings of the timer, one after the other."""
-        _read_timer[(1,)](reads, reads.numel(), num_warps=1)
+        read_timer: Any = _read_timer
+        read_timer[(1,)](reads, reads.numel(), num_warps=1)
