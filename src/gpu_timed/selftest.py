@@ -13,7 +13,9 @@ from typing import Any, Final
 
 from gpu_timed._version import VERSION
 from gpu_timed.clocks import cuda_devices, cuda_driver
+from gpu_timed.clocks.cuda_places import CudaPlaces
 from gpu_timed.clocks.host import HostClock
+from gpu_timed.clocks.torch_locator import TorchLocator
 from gpu_timed.diagnosis import clock as clock_diagnosis
 from gpu_timed.diagnosis.versions import installed_version
 from gpu_timed.errors import ConfigurationError
@@ -76,17 +78,17 @@ def run_selftest(*, quick: bool = False, seconds: float = 60.0, progress: Progre
 def figure_rows(rig: Rig) -> tuple[list[Row], Instrument]:
     """Measure how good the truth of *rig* is: its timer and its kernels; returns the rows, and what they mean."""
     rows: list[Row] = []
-    tick_ns = 1
+    tick_ns: int | None = 1
     cycles = False
     try:
-        step = rig.measure_timer()
+        tick_ns = step = rig.measure_timer()
         if step is None:
             text = (
                 "the kernels have no timer: their duration is known from a calibration only, while clocks stay the same"
             )
             rows.append(Row(section="device", name="timer", verdict="info", text=text))
         else:
-            tick_ns, cycles = step, rig.cycles_per_ns > 0
+            cycles = rig.cycles_per_ns > 0
             rows.append(_timer_row(step, rig.cycles_per_ns))
     except Exception as error:  # noqa: BLE001 - one row less, and the others are told
         rows.append(_failed("device", "timer", error))
@@ -179,9 +181,8 @@ def _device_rows(environment: dict[str, Any], plan: Plan, until_s: float, progre
 @contextlib.contextmanager
 def _session() -> Iterator[Session]:
     """Make spans by marks of their own clock, whose events are given back afterwards."""
-    places = importlib.import_module("gpu_timed.clocks.cuda_places").CudaPlaces()
-    locator = importlib.import_module("gpu_timed.clocks.torch_locator").TorchLocator(places)
-    session = Session(locator, HostClock())
+    places = CudaPlaces()
+    session = Session(TorchLocator(places), HostClock())
     try:
         yield session
     finally:

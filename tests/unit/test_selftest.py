@@ -37,6 +37,11 @@ LIKE_A_GPU = {"launch_latency_ns": 6_000, "lateness_ns": 3_000, "drift_ppm": 3.5
 
 
 def rows_of(fake: FakeDevice, plan: Plan = PLAN, **options: Any) -> list[Row]:
+    """Take *fake* through *plan*; without the rows of all durations together."""
+    return [row for row in all_rows_of(fake, plan, **options) if row.duration_ns is not None]
+
+
+def all_rows_of(fake: FakeDevice, plan: Plan = PLAN, **options: Any) -> list[Row]:
     """Take *fake* through *plan*."""
     session = Session(fake, fake.host, patience_s=0.05)
     try:
@@ -76,6 +81,23 @@ def test_the_figures_say_what_a_pair_reads_on_an_idle_stream():
     assert rows["eager", "boundary"].check("exact").verdict == "skipped"
     assert rows["busy_host", "deferred"].values["excess_ns"] == pytest.approx(400_000, abs=2)  # 3.5 ppm
     assert all(row.values["width_ns"] >= row.values["excess_ns"] for row in rows.values())
+
+
+def test_all_durations_of_a_regime_are_judged_together_as_well():
+    """After the durations of a regime and policy comes their sum; what was too short for the timer is not in it."""
+    fake = FakeDevice(**LIKE_A_GPU)
+    rows = all_rows_of(fake)
+    together = [row for row in rows if row.duration_ns is None]
+    assert [(row.name, row.sync) for row in together] == [
+        (r.name, s) for r in REGIMES for s in ("boundary", "deferred")
+    ]
+    assert rows[len(DURATIONS)] is together[0]
+    assert {(row.verdict, row.spans) for row in together} == {("ok", len(DURATIONS) * PLAN.most_spans)}
+    session = Session(fake, fake.host)
+    instrument = known.instrument(tick_ns=1_000, turnaround_ns=0, cycles=False)
+    rows = list(campaign.run(FakeRig(fake), session, instrument, plan=PLAN))
+    session.close()
+    assert {row.spans for row in rows if row.duration_ns is None} == {3 * PLAN.most_spans}
 
 
 # -- made wrong -------------------------------------------------------------------------------------------
@@ -255,6 +277,7 @@ def test_a_regime_that_cannot_be_run_is_a_row_and_the_others_are_told():
     session = Session(fake, fake.host)
     rows = list(campaign.run(BrokenGraphs(fake), session, Instrument(), plan=PLAN))
     session.close()
+    assert {row.verdict for row in rows if row.name == "graph" and row.duration_ns is None} == {"skipped"}
     assert {row.name for row in rows if row.failed} == {"graph"}
     (text,) = {row.text for row in rows if row.failed}
     assert text == "could not be run (ValueError: no graphs here)"
@@ -298,6 +321,7 @@ def test_kernels_too_short_for_the_timer_are_not_judged():
     assert "20 steps" in short.text
     assert short.values["bias_ns"] == 3_000
     assert known.instrument(tick_ns=1_000, turnaround_ns=0, cycles=True).least_ns == 0
+    assert known.instrument(tick_ns=None, turnaround_ns=0, cycles=False).doubt == known.CALIBRATED
 
 
 def test_time_that_is_up_leaves_every_row_a_few_spans():
@@ -402,14 +426,16 @@ def shown(found: SelfTest, width: int = 140) -> str:
 
 def test_the_table_has_a_line_for_every_regime_and_shows_what_failed():
     """Passing, no row is called failing; with a late end mark the rows behind queued work are, and say by how much."""
-    good = shown(SelfTest("0", {"card": "Fake GPU", "date": "2026-01-01"}, tuple(rows_of(FakeDevice(**LIKE_A_GPU)))))
+    good = shown(
+        SelfTest("0", {"card": "Fake GPU", "date": "2026-01-01"}, tuple(all_rows_of(FakeDevice(**LIKE_A_GPU))))
+    )
     for regime in REGIMES:
         assert regime.name in good
     assert "Fake GPU" in good
-    assert "Passed: 56 rows" in good
+    assert "Passed: 70 rows" in good
     assert "fail" not in good
-    bad = shown(SelfTest("0", {}, tuple(rows_of(LateEnd(**LIKE_A_GPU)))))
-    assert "Failed: 8 of 56" in bad
+    bad = shown(SelfTest("0", {}, tuple(all_rows_of(LateEnd(**LIKE_A_GPU)))))
+    assert "Failed: 8 of 70" in bad
     assert "queued, deferred, 10 ms: spans without a launch gap are off by +3,000 ns" in bad
     assert len(re.findall(r" exact\b", bad)) == 8
     assert re.findall(r"\+3\b(?!,)", bad) != []
@@ -417,18 +443,18 @@ def test_the_table_has_a_line_for_every_regime_and_shows_what_failed():
 
 def test_a_terminal_without_the_characters_shows_the_table_all_the_same():
     """In ASCII the units are written out, and nothing is raised."""
-    rows = tuple(rows_of(FakeDevice(**LIKE_A_GPU), Plan(durations_ns=(5_000,), most_spans=6)))
+    rows = tuple(all_rows_of(FakeDevice(**LIKE_A_GPU), Plan(durations_ns=(5_000,), most_spans=6)))
     raw = io.BytesIO()
     console = Console(file=io.TextIOWrapper(raw, encoding="ascii", write_through=True), width=80)
     room.show(console, SelfTest("0", {}, rows))
     text = raw.getvalue().decode()
     assert "5 us" in text
-    assert "Passed: 14 rows" in text
+    assert "Passed: 28 rows" in text
 
 
 def test_json_has_the_documented_shape():
     """Every row has the documented members, in ASCII, and the numbers of the rows themselves."""
-    rows = tuple(rows_of(FakeDevice(**LIKE_A_GPU), Plan(durations_ns=(5_000,), most_spans=6)))
+    rows = tuple(all_rows_of(FakeDevice(**LIKE_A_GPU), Plan(durations_ns=(5_000,), most_spans=6)))
     found = SelfTest("1.2", {"card": "µ"}, rows)
     text = found.to_json()
     told = json.loads(text)

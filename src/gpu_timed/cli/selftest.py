@@ -89,12 +89,14 @@ def _show(console: Console, found: SelfTest) -> None:
 
 
 def _table(console: Console, rows: Sequence[Row], title: str, cell: Callable[[Row], Text]) -> None:
-    durations = sorted({row.duration_ns for row in rows if row.duration_ns is not None})
+    durations: list[int | None] = [*sorted({row.duration_ns for row in rows if row.duration_ns is not None})]
+    if cell is _share:
+        durations.append(None)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("regime", no_wrap=True)
     table.add_column("sync", no_wrap=True)
     for duration in durations:
-        table.add_column(_duration(duration), justify="right", no_wrap=True)
+        table.add_column("all" if duration is None else _duration(duration), justify="right", no_wrap=True)
     for name, sync in dict.fromkeys((row.name, row.sync) for row in rows):
         mine = {row.duration_ns: row for row in rows if (row.name, row.sync) == (name, sync)}
         cells = [cell(mine[duration]) if duration in mine else Text() for duration in durations]
@@ -132,8 +134,11 @@ def _others(console: Console, rows: Sequence[Row]) -> None:
     for column in ("spans", "width", "spread", "placed", "stated", "known to", "host"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, sync in dict.fromkeys((row.name, row.sync) for row in rows):
-        mine = [row for row in rows if (row.name, row.sync) == (name, sync)]
-        checks = [check for row in mine if (check := row.check("placement")) is not None and check.value is not None]
+        mine = [row for row in rows if (row.name, row.sync) == (name, sync) and row.duration_ns is not None]
+        together = [row for row in rows if (row.name, row.sync) == (name, sync) and row.duration_ns is None]
+        checks = [
+            check for row in together if (check := row.check("placement")) is not None and check.value is not None
+        ]
         style = "bold red" if any(check.verdict == "fail" for check in checks) else ""
         placed = f"{100 * min(check.value or 0.0 for check in checks):.3g} %" if checks else "-"
         table.add_row(
@@ -155,7 +160,7 @@ def _us(rows: Sequence[Row], value: str) -> str:
 
 
 def _where(row: Row) -> str:
-    return f"{row.name}, {row.sync}, {_duration(row.duration_ns or 0)}"
+    return f"{row.name}, {row.sync}, {_duration(row.duration_ns) if row.duration_ns is not None else 'all durations'}"
 
 
 def _duration(nanoseconds: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_timed.analysis.judging import judge
+from gpu_timed.analysis.judging import judge, pool
 from gpu_timed.analysis.placing import Anchor, Bracket, anchor
 from gpu_timed.measure.regimes import DURATIONS_NS, POLICIES, QUICK_DURATIONS_NS, REGIMES, Regime
 from gpu_timed.measure.rig import NotTestable, Rig
@@ -53,7 +53,7 @@ def run(
     until_s: float = float("inf"),
     progress: Progress | None = None,
 ) -> Iterator[Row]:
-    """Yield the row of every regime, policy and duration. What fails is a row; it is not raised.
+    """Yield the row of every regime, policy and duration, and one of all durations. What fails is a row, not raised.
 
     Args:
         rig: The device.
@@ -63,31 +63,27 @@ def run(
         until_s: When to be done, by ``time.monotonic()``; what is left is shared among the rows to come.
         progress: Told before each row.
     """
-    cells: list[tuple[Regime, SyncPolicy, int]] = [
-        (regime, sync, duration_ns)
-        for regime in plan.regimes
-        for sync in plan.policies
-        for duration_ns in plan.durations_ns
-    ]
-    for done, (regime, sync, duration_ns) in enumerate(cells):
-        if progress is not None:
-            progress(done, len(cells), f"{regime.name}, {sync}")
-        now_s = time.monotonic()
-        share_s = max(0.0, until_s - now_s) / (len(cells) - done)
-        try:
-            spans = observe(rig, session, regime, sync, duration_ns, plan=plan, until_s=now_s + share_s)
-            yield judge(regime.name, sync, duration_ns, spans, instrument)
-        except Exception as error:  # noqa: BLE001 - one row less, and the others are told
-            yield Row(
-                section="regime",
-                name=regime.name,
-                verdict="error",
-                text=f"could not be run ({type(error).__name__}: {error})",
-                sync=sync,
-                duration_ns=duration_ns,
-            )
+    arms: list[tuple[Regime, SyncPolicy]] = [(regime, sync) for regime in plan.regimes for sync in plan.policies]
+    total, done = len(arms) * len(plan.durations_ns), 0
+    for regime, sync in arms:
+        together: list[Observation] = []
+        for duration_ns in plan.durations_ns:
+            if progress is not None:
+                progress(done, total, f"{regime.name}, {sync}")
+            now_s = time.monotonic()
+            share_s = max(0.0, until_s - now_s) / (total - done)
+            done += 1
+            try:
+                spans = observe(rig, session, regime, sync, duration_ns, plan=plan, until_s=now_s + share_s)
+                row = judge(regime.name, sync, duration_ns, spans, instrument)
+            except Exception as error:  # noqa: BLE001 - one row less, and the others are told
+                yield _failed(regime, sync, duration_ns, error)
+            else:
+                together += spans if row.checks else []
+                yield row
+        yield pool(regime.name, sync, together, instrument)
     if progress is not None:
-        progress(len(cells), len(cells), "")
+        progress(done, total, "")
 
 
 def observe(
@@ -212,6 +208,17 @@ class _Chunk:
             anchor_ns=placed.half_ns if placed is not None else 0,
             host_ns=made.ended_ns - made.began_ns - sum(inside),
         )
+
+
+def _failed(regime: Regime, sync: SyncPolicy, duration_ns: int, error: Exception) -> Row:
+    return Row(
+        section="regime",
+        name=regime.name,
+        verdict="error",
+        text=f"could not be run ({type(error).__name__}: {error})",
+        sync=sync,
+        duration_ns=duration_ns,
+    )
 
 
 def _quickest(rig: Rig) -> Callable[[], None]:
