@@ -124,16 +124,16 @@ def _host_rows() -> Iterator[Row]:
     yield Row(section="host", name="clock", verdict="info", text=step.text, values=dict(step.values))
     session = Session(_Nowhere(), HostClock())
     try:
-        yield from _cost_rows("host", session, "without device marks")
+        yield from _cost_rows("host", session, "without device marks", lambda: None)
     finally:
         session.close()
 
 
-def _cost_rows(section: str, session: Session, words: str) -> Iterator[Row]:
+def _cost_rows(section: str, session: Session, words: str, settle: Callable[[], None]) -> Iterator[Row]:
     policies: tuple[SyncPolicy, ...] = ("deferred", "boundary")
     for sync in policies:
-        session.cost_ns(sync, 100)  # pools and caches
-        taken = session.cost_ns(sync, _COST_CALLS)
+        session.cost_ns(sync, 100, settle)  # pools and caches
+        taken = session.cost_ns(sync, _COST_CALLS, settle)
         median = round(statistics.median(taken))
         yield Row(
             section=section,
@@ -174,7 +174,8 @@ def _device_rows(environment: dict[str, Any], plan: Plan, until_s: float, progre
     rows, instrument = figure_rows(found.rig)
     yield from rows
     with _session() as session:
-        yield from _isolated("device", lambda: _cost_rows("device", session, "with two device marks, nothing exported"))
+        words, settle = "with two device marks, nothing exported", found.rig.settle
+        yield from _isolated("device", lambda: _cost_rows("device", session, words, settle))
         yield from campaign.run(found.rig, session, instrument, plan=plan, until_s=until_s, progress=progress)
 
 

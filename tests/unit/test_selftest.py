@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +23,13 @@ from typer.testing import CliRunner
 from gpu_timed import ConfigurationError, flush, run_selftest, selftest
 from gpu_timed.cli import selftest as room
 from gpu_timed.cli.main import app
+from gpu_timed.errors import DeviceFault
 from gpu_timed.measure import campaign, known
 from gpu_timed.measure.campaign import Plan
 from gpu_timed.measure.regimes import REGIMES
 from gpu_timed.measure.rig import NotTestable
 from gpu_timed.measure.session import Session
-from gpu_timed.ports import NOT_GIVEN, Place
+from gpu_timed.ports import NOT_GIVEN, Bench, Place
 from gpu_timed.testing import FakeDevice, capture
 from gpu_timed.trials import Instrument, Row, SelfTest
 
@@ -556,6 +559,82 @@ def test_a_machine_whose_gpu_cannot_be_tested_fails(monkeypatch):
     assert row.verdict == "error"
     assert "need torch" in row.text
     assert found.exit_code == 1
+
+
+class FakeLeaves:
+    """Stands for the modules that know a runtime: a rig on a fake device, and one kernel that works."""
+
+    def __init__(self, fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fake = fake
+        self.why_not = ""
+        self.kernels = {"Triton": None, "CuPy": FakeRig}
+        monkeypatch.setattr(selftest.cuda_driver, "device_present", lambda: True)
+        monkeypatch.setattr(selftest.cuda_driver, "load", lambda: None)
+        monkeypatch.setattr(selftest.cuda_devices, "bench", self.bench)
+        monkeypatch.setattr(selftest, "_LEAVES", {name: (name, "Kernel") for name in self.kernels})
+        monkeypatch.setattr(selftest.importlib, "import_module", self.load)
+        monkeypatch.setattr(selftest, "TorchLocator", lambda places: fake)
+        monkeypatch.setattr(selftest, "HostClock", lambda: fake.host)
+        monkeypatch.setattr(campaign, "QUICK", Plan(durations_ns=(5_000, 20_000), most_spans=6))
+
+    @contextlib.contextmanager
+    def bench(self, library: Any, index: int) -> Any:
+        yield Bench(self.fake.locate(), self.fake.host.now_ns, lambda: self.fake.launch(100_000))
+
+    def load(self, name: str) -> Any:
+        if name.endswith("torch_rig"):
+            return types.SimpleNamespace(
+                usable=lambda: self.why_not, synchronized=lambda: 0, TorchRig=lambda kernel: kernel(self.fake)
+            )
+        kernel = self.kernels[name.rpartition(".")[2]]
+        if kernel is None:
+            raise ImportError(f"No module named {name!r}")
+        return types.SimpleNamespace(Kernel=lambda: kernel)
+
+
+def test_on_a_device_every_part_is_measured_and_told(monkeypatch):
+    """Host, floor, timer, turnaround, cost and every regime, in this order; the kernel that was taken is named."""
+    FakeLeaves(FakeDevice(**LIKE_A_GPU), monkeypatch)
+    found = run_selftest(quick=True)
+    assert [row.text for row in found.rows if row.failed] == []
+    names = [row.name for row in found.rows if row.section == "device"]
+    assert names == ["floor", "timer", "turnaround", "span_cost", "span_cost"]
+    floor = next(row for row in found.rows if row.name == "floor")
+    assert (floor.values["floor_queued_ns"], floor.values["latency_ns"]) == (0, 6_000)
+    assert len([row for row in found.rows if row.section == "regime"]) == 14 * 3
+    assert found.environment["kernel"] == "CuPy"
+    assert list(found.environment["kernels_refused"]) == ["Triton"]
+    assert found.exit_code == 0
+    json.loads(found.to_json())
+    assert "Passed: 42 rows" in shown(found)
+
+
+def test_a_floor_that_cannot_be_measured_leaves_the_rest(monkeypatch):
+    """One error row, with the driver's word; regimes are tested all the same."""
+    leaves = FakeLeaves(FakeDevice(**LIKE_A_GPU), monkeypatch)
+
+    def refused(library: Any, index: int) -> Any:
+        raise DeviceFault("CUDA_ERROR_OUT_OF_MEMORY")
+
+    monkeypatch.setattr(selftest.cuda_devices, "bench", refused)
+    found = run_selftest(quick=True)
+    assert [row.text for row in found.rows if row.failed] == ["could not be run: DeviceFault: CUDA_ERROR_OUT_OF_MEMORY"]
+    assert len([row for row in found.rows if row.section == "regime"]) == 14 * 3
+    assert found.exit_code == 1
+    assert leaves.fake.marks_in_use == 0
+
+
+def test_no_kernel_that_works_is_told_with_every_reason(monkeypatch):
+    """Without a truth nothing is judged, and the test has not passed."""
+    leaves = FakeLeaves(FakeDevice(**LIKE_A_GPU), monkeypatch)
+    leaves.kernels["CuPy"] = None
+    found = run_selftest(quick=True)
+    (row,) = [row for row in found.rows if row.failed]
+    assert "Triton: ImportError" in row.text
+    assert "CuPy: ImportError" in row.text
+    leaves.why_not = "torch is built without CUDA"
+    (row,) = [row for row in run_selftest(quick=True).rows if row.failed]
+    assert row.text == "could not be run: torch is built without CUDA"
 
 
 def _no_torch(real: Any) -> Any:

@@ -23,6 +23,7 @@ from gpu_timed.tracer import Tracer
 
 PATIENCE_S: Final = 5.0
 _LITTLE_PATIENCE_S: Final = 0.05
+_COSTS_AT_ONCE: Final = 100
 
 
 class Made(NamedTuple):
@@ -75,14 +76,18 @@ class Session:
             self._tracer = self._new_tracer()
         return found
 
-    def cost_ns(self, sync: SyncPolicy, calls: int) -> list[int]:
-        """Return what each of *calls* empty spans took the calling thread, in nanoseconds."""
+    def cost_ns(self, sync: SyncPolicy, calls: int, settle: Callable[[], None]) -> list[int]:
+        """Return what each of *calls* empty spans took the calling thread, in nanoseconds.
+
+        *settle* waits for the device, now and then: marks are used again, and none is waited for meanwhile.
+        """
         site = self.site("gpu_timed.selftest.cost", sync)
         taken = []
         for _ in range(calls):
             made = self.measure(site, _nothing)
             taken.append(made.ended_ns - made.began_ns)
-            if len(taken) % 100 == 0:
+            if len(taken) % _COSTS_AT_ONCE == 0:
+                settle()
                 self._tracer.resolver.flush(self._patience_s)
         return taken
 
