@@ -171,6 +171,7 @@ def _device_rows(environment: dict[str, Any], plan: Plan, until_s: float, progre
     found = known.find(candidates, torch_rig.TorchRig)
     environment["kernel"] = found.kernel
     environment["kernels_refused"] = found.refused
+    environment["regimes"] = {regime.name: regime.words for regime in plan.regimes}
     rows, instrument = figure_rows(found.rig)
     yield from rows
     with _session() as session:

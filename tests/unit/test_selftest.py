@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -444,6 +445,18 @@ def test_the_table_has_a_line_for_every_regime_and_shows_what_failed():
     assert re.findall(r"\+3\b(?!,)", bad) != []
 
 
+def test_progress_is_drawn_and_leaves_no_thread():
+    """Row by row, on a terminal; no thread of its own draws while something is measured."""
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    before = threading.active_count()
+    with room.watched(console) as progress:
+        progress(3, 12, "queued, deferred")
+        assert threading.active_count() == before
+    text = console.file.getvalue()
+    assert "queued, deferred" in text
+    assert "25%" in text
+
+
 def test_a_terminal_without_the_characters_shows_the_table_all_the_same():
     """In ASCII the units are written out, and nothing is raised."""
     rows = tuple(all_rows_of(FakeDevice(**LIKE_A_GPU), Plan(durations_ns=(5_000,), most_spans=6)))
@@ -604,6 +617,7 @@ def test_on_a_device_every_part_is_measured_and_told(monkeypatch):
     assert len([row for row in found.rows if row.section == "regime"]) == 14 * 3
     assert found.environment["kernel"] == "CuPy"
     assert list(found.environment["kernels_refused"]) == ["Triton"]
+    assert list(found.environment["regimes"]) == [regime.name for regime in REGIMES]
     assert found.exit_code == 0
     json.loads(found.to_json())
     assert "Passed: 42 rows" in shown(found)

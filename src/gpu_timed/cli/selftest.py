@@ -37,11 +37,13 @@ _OTHERS: Final = (
 def watched(console: Console) -> Iterator[Told]:
     """Show how far the test is, on *console*, as long as the block runs."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    # Drawn between rows only: a thread that draws would take the interpreter from what is measured.
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("preparing", total=None)
+        bar.refresh()
 
         def tell(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what)
+            bar.update(task, completed=done, total=total, description=what, refresh=True)
 
         yield tell
 
