@@ -153,7 +153,7 @@ def _absent() -> str:
     """Return why there is no device to test; empty where there is one."""
     if cuda_driver.device_present():
         return ""
-    return "there is no NVIDIA GPU on this machine: nothing but the host's part was measured"
+    return "there is no NVIDIA GPU on this machine, so only the host was measured"
 
 
 def _device_rows(environment: dict[str, Any], plan: Plan, until_s: float, progress: Progress | None) -> Iterator[Row]:
