@@ -6,11 +6,12 @@ The rooms, from the top down; each looks down only:
 
     cli  instrumentation                         the commands, and OpenTelemetry's way to switch it on
     targets                                      timing by name, with no change to the code
-    timed  configuration  propagation  testing  doctor   the doors
+    timed  configuration  propagation  testing  doctor  selftest   the doors
+    measure                                      many calls, well: what the self-test runs
     current ← tracer ← resolver ← reading ← span the engine
     clocks  warmth  context  export  callables   where time, causes, parents, sinks and wrappers come from
-    diagnosis  sites  target_names               what the doctor says; the sites; how targets are written
-    site  ports  settings  record  findings  …   the ground: nouns and interfaces
+    diagnosis  sites  target_names  analysis     what the doctor says; the sites; how targets are written; judging
+    site  ports  settings  record  findings  trials  …   the ground: nouns and interfaces
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from gpu_timed.findings import Diagnosis
     from gpu_timed.propagation import carry, extracted, inject
     from gpu_timed.record import Cause, Missing, Record
+    from gpu_timed.selftest import run_selftest
     from gpu_timed.timed import gpu_span, gpu_timed
+    from gpu_timed.trials import SelfTest
 
 __all__ = [
     "Cause",
@@ -47,6 +50,7 @@ __all__ = [
     "MissingExtraError",
     "NotCallableError",
     "Record",
+    "SelfTest",
     "WaitTimeout",
     "carry",
     "configure",
@@ -56,6 +60,7 @@ __all__ = [
     "gpu_span",
     "gpu_timed",
     "inject",
+    "run_selftest",
     "shutdown",
 ]
 
@@ -69,6 +74,8 @@ _HOMES = {
     "flush": "current",
     "shutdown": "current",
     "FlushResult": "delivery",
+    "run_selftest": "selftest",
+    "SelfTest": "trials",
     "gpu_timed": "timed",
     "gpu_span": "timed",
     "Cause": "record",

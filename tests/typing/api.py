@@ -9,6 +9,7 @@ from gpu_timed import (
     Diagnosis,
     Missing,
     Record,
+    SelfTest,
     carry,
     diagnose,
     extracted,
@@ -16,6 +17,7 @@ from gpu_timed import (
     gpu_span,
     gpu_timed,
     inject,
+    run_selftest,
 )
 from gpu_timed.propagation import ContextExecutor
 from gpu_timed.testing import FakeDevice, capture, use_device
@@ -86,6 +88,8 @@ assert_type(records[0].device_ns, int | Missing)
 assert_type(flush().complete, bool)
 assert_type(diagnose(send=True, endpoint="http://localhost:4318"), Diagnosis)
 assert_type(diagnose().exit_code, int)
+assert_type(run_selftest(quick=True, seconds=10), SelfTest)
+assert_type(run_selftest().exit_code, int)
 assert_type(carry(bare)(1, y="a"), float)
 assert_type(list(carry(generator)()), list[int])
 with ContextExecutor() as pool:

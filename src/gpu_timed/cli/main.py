@@ -75,6 +75,34 @@ def doctor(
     raise typer.Exit(diagnosis.exit_code)
 
 
+@app.command()
+def selftest(
+    *,
+    json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer durations and spans: a quarter of a minute.")] = False,
+    seconds: Annotated[float, typer.Option(help="How long it may take.")] = 60.0,
+) -> None:
+    """Hold spans against kernels of known duration on this machine, in every circumstance they must be right in.
+
+    Exits with 0, or with 1 where a row is outside its budget or could not be run; 2 is an option that cannot be
+    used. Without a GPU it says so, measures the host's part, and exits with 0.
+    """
+    from gpu_timed.cli import selftest as room  # noqa: PLC0415 - only for this command
+    from gpu_timed.selftest import run_selftest  # noqa: PLC0415
+
+    errors = Console(stderr=True)
+    try:
+        with room.watched(errors) as progress:
+            found = run_selftest(quick=quick, seconds=seconds, progress=progress)
+    except GpuTimedError as error:
+        _refuse(errors, error)
+    if json:
+        typer.echo(found.to_json())
+    else:
+        room.show(Console(), found)
+    raise typer.Exit(found.exit_code)
+
+
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     context: typer.Context,

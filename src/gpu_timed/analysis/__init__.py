@@ -1,0 +1,1 @@
+"""Pure functions over what was measured: no torch, no GPU, no OpenTelemetry."""

@@ -1,0 +1,1 @@
+"""Measuring many calls well: what the self-test runs, and on what."""
