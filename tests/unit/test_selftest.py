@@ -557,7 +557,7 @@ def test_seconds_that_cannot_be_used_are_a_usage_error(seconds):
     """Exit code 2, and nothing is measured."""
     done = CliRunner().invoke(app, ["selftest", "--seconds", seconds])
     assert done.exit_code == 2
-    assert done.stdout == ""
+    assert "Verdict" not in done.stdout  # click before 8.2 puts stderr there as well
     if seconds != "soon":
         with pytest.raises(ConfigurationError, match="greater than 0 and at most 600"):
             run_selftest(seconds=float(seconds))
