@@ -228,15 +228,18 @@ def _note_full_queue(span: Span, found: _Device) -> None:
     if place is None or place.clock.name == "fence":
         return
     taken = sum(segment.marked_ns - segment.called_ns for segment in span.segments) // len(span.segments)
-    usual = statistics.median(quiet.copy()) if len(quiet) >= _ENOUGH_QUIET else taken
-    held_up = taken > _HELD_UP * usual and taken > usual + _HELD_UP_NS
-    if held_up and found.gaps == "no" and _number(found.queue_ns) >= _FAR_BEHIND_NS:
-        waiting = 1 + sum(end > last.marked_ns for end in tuple(place.ends))
-        kernels = 1 if span.launch is not None else usual / _LAUNCH_NS
-        if waiting * (kernels + 2) >= _QUEUE_ENTRIES:
-            span.note("launch_queue_full")
-    if _number(found.queue_ns) < _FAR_BEHIND_NS or (not held_up and len(quiet) < (quiet.maxlen or 0)):
-        quiet.append(taken)  # and no more while the device is far behind: a full queue would become the usual
+    if _number(found.queue_ns) < _FAR_BEHIND_NS:
+        quiet.append(taken)
+    else:
+        usual = statistics.median(quiet.copy()) if len(quiet) >= _ENOUGH_QUIET else taken
+        held_up = taken > _HELD_UP * usual and taken > usual + _HELD_UP_NS
+        if held_up and found.gaps == "no":
+            waiting = 1 + sum(end > last.marked_ns for end in tuple(place.ends))
+            kernels = 1 if span.launch is not None else usual / _LAUNCH_NS
+            if waiting * (kernels + 2) >= _QUEUE_ENTRIES:
+                span.note("launch_queue_full")
+        if not held_up and len(quiet) < (quiet.maxlen or 0):
+            quiet.append(taken)  # and no more while the device is far behind: a full queue would become the usual
     place.ends.append(_number(found.end_ns))
 
 

@@ -67,6 +67,7 @@ Measured: TypeAlias = int | Missing
 NEEDS_KERNEL_RECORDS: Final = Missing("needs_kernel_records")
 NOT_SET: Final = Missing("not_set")
 NOT_SAMPLED: Final = Missing("not_sampled")
+NO_RESULTS: Final = Missing("no_results", "this runtime shows its work by its results only, and there were none")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from gpu_timed.clocks.host import HostClock
 from gpu_timed.context.recording import Admission, RecordingSpan, SilentSpan, message_of
 from gpu_timed.errors import WaitTimeout
 from gpu_timed.ports import NOT_GIVEN, Interval, Launch, Locator, Mark, Place, WarmthSource
-from gpu_timed.record import Missing, Record
+from gpu_timed.record import NO_RESULTS, Missing, Record
 from gpu_timed.settings import LatePolicy, SyncPolicy
 from gpu_timed.site import Site
 from gpu_timed.values import AttributeValue
@@ -21,7 +21,6 @@ _READING_S: Final = 1.0
 _NO_FAILURES: Final = frozenset({("torch.utils.checkpoint", "_StopRecomputationError")})
 """Exceptions that are an ordinary ending: a checkpointed function is computed again only as far as it is needed."""
 OVERFLOW: Final = Missing("overflow")
-NO_RESULTS: Final = Missing("no_results", "this runtime shows its work by its results only, and there were none")
 DEVICE_CHANGED: Final = Missing("device_changed")
 FAULT: Final = Missing("internal_fault")
 

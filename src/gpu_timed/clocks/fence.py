@@ -20,9 +20,8 @@ from typing import Any, Final, Protocol
 from gpu_timed.errors import DeviceFault
 from gpu_timed.ports import NOT_GIVEN, DeviceInfo, Place, Position
 from gpu_timed.ports import Mark as AnyMark
-from gpu_timed.record import Missing
+from gpu_timed.record import NO_RESULTS, Missing
 
-NO_RESULTS: Final = Missing("no_results", "this runtime shows its work by its results only, and there were none")
 GIVEN_AWAY: Final = Missing("no_results", "a result was given away (donated) before it was there")
 _OVERFLOW: Final = Missing("overflow")
 _MOST_PENDING: Final = 10_000
