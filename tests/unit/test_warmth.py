@@ -18,6 +18,7 @@ from gpu_timed import current, gpu_span, gpu_timed
 from gpu_timed.ports import Interval
 from gpu_timed.record import NOT_SET, Missing
 from gpu_timed.testing import FakeDevice, capture
+from gpu_timed.warmth.probes import Probes
 from gpu_timed.warmth.ring import Ring
 
 MS = 1_000_000
@@ -107,9 +108,12 @@ def test_many_events_are_bounded_and_said() -> None:
 def test_a_runtime_that_cannot_be_seen_makes_nobody_warm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler without a probe in this process, or a probe without its hook: unknown, not warm."""
     ring = Ring()
-    ring.blind_to.add("triton")
+    assert between(ring, 0).warmth == "warm"
+    ring.blind_to.add("sys")
     assert between(ring, 0).warmth == "unknown"
-    ring.blind_to.clear()
+    ring.blind_to.discard("sys")
+    ring.blind_to.add("not.loaded")
+    assert between(ring, 0).warmth == "warm"
     monkeypatch.setitem(sys.modules, "taichi", sys)
     assert between(ring, 0).warmth == "unknown"
 
@@ -356,3 +360,29 @@ def test_the_trace_says_why(exporter: Any, device: FakeDevice) -> None:
     held = {key.removeprefix("gpu_timed."): value for key, value in host.attributes.items()}
     assert (held["warmth"], held["warmth.tier"], held["compile.duration_ns"]) == ("cold", "built", 7)
     assert held["warmth.causes"] == ("probe: f recompiled (size mismatch)",)
+
+
+def test_a_runtime_whose_hook_is_missing_makes_nobody_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version without the hook, or even without the module that would hold it: unknown, until a probe is attached."""
+    import types
+
+    ring, imports = Ring(), current.imports()
+    for name in ("triton.knobs", "triton.runtime.jit", "numba.core.dispatcher"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    probes = Probes(ring, imports, lambda *_: None)
+    try:
+        before = between(ring, 0).warmth
+        monkeypatch.setitem(sys.modules, "triton.runtime.jit", types.ModuleType("triton.runtime.jit"))
+        assert (before, between(ring, 0).warmth) == ("warm", "unknown")
+        knobs = types.ModuleType("triton.knobs")
+        knobs.compilation = types.SimpleNamespace(listener=None)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "triton.knobs", knobs)
+        imports.look_again()
+        assert probes.state["triton"] == "attached"
+        assert probes.state["triton load"].startswith("no hook")
+        assert between(ring, 0).warmth == "warm"
+        monkeypatch.setitem(sys.modules, "numba.core.dispatcher", types.ModuleType("numba.core.dispatcher"))
+        imports.look_again()
+        assert between(ring, 0).warmth == "unknown"
+    finally:
+        probes.close()

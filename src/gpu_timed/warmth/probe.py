@@ -32,6 +32,8 @@ class Probe(NamedTuple):
     """Hook into the module; returns what undoes it. Raises AttributeError where this version has no such hook."""
     needed: bool = True
     """Whether a call may be called warm without it."""
+    in_use: str = ""
+    """The module that is loaded where the runtime is in use, if versions without the hook have not the module above."""
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Detach:

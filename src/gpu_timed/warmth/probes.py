@@ -44,6 +44,7 @@ class Probes:
         self._detach: list[Detach] = []
         #: By probe: ``waiting``, ``attached``, or why it could not be.
         self.state: dict[str, str] = {probe.name: "waiting" for probe in PROBES}
+        ring.blind_to.update(_in_use(probe) for probe in PROBES if probe.needed)
         for probe in PROBES:
             imports.when_imported(probe.module, self._attacher(probe))
 
@@ -68,9 +69,13 @@ class Probes:
                 self._detach.append(probe.attach(module, tell))
             except (AttributeError, TypeError) as error:
                 self.state[probe.name] = f"no hook in this version: {error}"
-                if probe.needed:
-                    self._ring.blind_to.add(probe.name)
             else:
                 self.state[probe.name] = "attached"
+                if probe.needed:
+                    self._ring.blind_to.discard(_in_use(probe))
 
         return attach
+
+
+def _in_use(probe: Probe) -> str:
+    return probe.in_use or probe.module

@@ -39,8 +39,8 @@ class Ring:
     def __init__(self) -> None:
         #: How many events there have been.
         self.generation = 0
-        #: Probes of runtimes in use that could not be attached: what they would have seen is not known.
-        self.blind_to: set[str] = set()
+        #: Modules of runtimes whose probe is not attached: once one is loaded, what it would have seen is not known.
+        self.blind_to: set[str] = set(_UNSEEN)
         self._events: deque[Event] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
 
@@ -78,7 +78,7 @@ class Ring:
         if not found:
             if truncated:
                 return Verdict("unknown", NOT_SET, (), Missing("overflow", "too many events to keep"))
-            if first_call or self.blind_to or not sys.modules.keys().isdisjoint(_UNSEEN):
+            if first_call or not self.blind_to.isdisjoint(sys.modules):
                 return Verdict("unknown", NOT_SET, ())
             return Verdict("warm", "hot", (), 0)
         causes = [event.cause for event in found]

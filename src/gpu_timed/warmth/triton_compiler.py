@@ -79,7 +79,7 @@ def _attach_autotuner(module: ModuleType, tell: Tell) -> Detach:
 
 
 PROBES: Final = (
-    Probe("triton", "triton.knobs", _attach_compiler),
+    Probe("triton", "triton.knobs", _attach_compiler, in_use="triton.runtime.jit"),  # before 3.4 there are no knobs
     Probe("triton load", "triton.knobs", _attach_loader, needed=False),  # what is loaded was compiled, or a hit, before
     Probe("triton autotune", "triton.runtime.autotuner", _attach_autotuner),
 )
