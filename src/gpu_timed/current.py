@@ -13,21 +13,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from gpu_timed import _version
+from gpu_timed.assembly import assemble
 from gpu_timed.clocks.host import HostClock
-from gpu_timed.clocks.locators import Locators
-from gpu_timed.context.gate import Gate
 from gpu_timed.delivery import Deliveries, FlushResult
 from gpu_timed.diagnosis.process import Process
 from gpu_timed.endings import Endings
 from gpu_timed.errors import ConfigurationError
 from gpu_timed.export import handover
-from gpu_timed.export.metrics import MetricsSink
-from gpu_timed.export.otel import OtelSink
 from gpu_timed.imports import ImportWatch
 from gpu_timed.ledger import Ledger
 from gpu_timed.ports import Door, Launch, Locator, Sink
-from gpu_timed.resolver import Resolver
 from gpu_timed.settings import Settings, from_environment
 from gpu_timed.site import Site
 from gpu_timed.sites import Sites
@@ -297,29 +292,13 @@ def _make() -> Tracer:
         if _state.tracer is not None:
             return _state.tracer
         held = settings()
-        counts = _state.ledger
-        ring = _state.ring if held.warmth else None
-        if ring is not None and _state.probes is None:
-            _state.probes = Probes(ring, _state.imports, counts.fault)
-        resolver = Resolver(held, counts, ring)
-        otel = OtelSink(counts, device_spans=held.device_spans)
-        resolver.add_sink(otel)
-        resolver.add_sink(MetricsSink(_version.VERSION, _state.sites.calls, counts.snapshot))
-        gate = Gate(counts, _version.VERSION)
+        if held.warmth and _state.probes is None:
+            _state.probes = Probes(_state.ring, _state.imports, _state.ledger.fault)
+        made = assemble(held, _state.ledger, _state.ring if held.warmth else None, _state.sites)
         # The last to register runs first at exit: ours must run before that of the provider, which
         # registers when the application makes it.
-        gate.on_provider.append(_state.endings.watch)
-        gate.on_none = None if _state.standby is None else _step_in
-        made = Tracer(
-            settings=held,
-            ledger=counts,
-            gate=gate,
-            locator=Locators(),
-            host=HostClock(),
-            resolver=resolver,
-            otel=otel,
-            warmth=ring,
-        )
+        made.gate.on_provider.append(_state.endings.watch)
+        made.gate.on_none = None if _state.standby is None else _step_in
         _state.endings.watch()
         _watch_forks()
         _state.tracer = made

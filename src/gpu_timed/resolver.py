@@ -8,21 +8,20 @@ hands it to the sinks. Nothing here is ever waited for by a decorated call.
 from __future__ import annotations
 
 import contextlib
-import copy
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from gpu_timed import reading
 from gpu_timed.courtesy import Courtesy
-from gpu_timed.errors import DeviceFault, WaitTimeout
+from gpu_timed.errors import WaitTimeout
 from gpu_timed.ledger import Ledger
-from gpu_timed.ports import Clock, Mark, Place, Sink, WarmthSource
+from gpu_timed.ports import Sink, WarmthSource
+from gpu_timed.reader import Reader
 from gpu_timed.record import Missing, Record
 from gpu_timed.settings import Settings
-from gpu_timed.span import FAULT, Span
+from gpu_timed.span import Span
 
 _HURRIED_S: Final = 0.0002
 _GRACE_S: Final = 0.1
@@ -47,7 +46,7 @@ class Resolver:
     def __init__(self, settings: Settings, ledger: Ledger, warmth: WarmthSource | None = None) -> None:
         self.settings = settings
         self._ledger = ledger
-        self._warmth = warmth
+        self.reader = Reader(ledger, warmth)
         self._sinks: tuple[Sink, ...] = ()
         self._arrivals: deque[Span | _Barrier] = deque()
         self._lanes: dict[int, deque[Span]] = {}
@@ -58,10 +57,8 @@ class Resolver:
         self._courtesy = Courtesy()
         self._wake = threading.Event()
         self._lock = threading.Lock()
-        self._claiming = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
-        self._calmed: dict[int, Clock] = {}
         self._in_hand = 0
         self._last: Callable[[], None] | None = None
         self.dead = False
@@ -102,12 +99,10 @@ class Resolver:
 
     def hand_over_now(self, span: Span) -> bool:
         """Pass on, on the calling thread, what is known of *span* as it returns; True if that is everything."""
-        if (span.seen_ns or span.missing() is not None) and self.resolve_if_done(span):
+        if (span.seen_ns or span.missing() is not None) and self.reader.resolve_if_done(span):
             self._pass_on(span)
             return True
-        without = copy.copy(span)
-        without.segments = [segment._replace(end=_PENDING) for segment in span.segments]
-        provisional = self._read(without, span.host.now_ns())
+        provisional = self.reader.provisional(span)
         for sink in self._sinks:
             try:
                 sink.announce(span, provisional)
@@ -117,7 +112,7 @@ class Resolver:
 
     def abandon(self, span: Span, reason: Missing) -> None:
         """Give *span* a record without a device time, so that its marks come back and nobody waits for it."""
-        self._resolve(span, reason)
+        self.reader.resolve(span, reason)
 
     def wait(self, span: Span, timeout_s: float | None) -> Record:
         """Block until *span* has its record. See :meth:`gpu_timed.span.Span.wait`."""
@@ -127,7 +122,7 @@ class Resolver:
                 raise WaitTimeout(
                     f"span {span.name!r} was begun before this process was forked: its record is the parent's."
                 )
-            if not span.is_recording() and self.resolve_if_done(span):
+            if not span.is_recording() and self.reader.resolve_if_done(span):
                 break
             if deadline is not None and time.monotonic() >= deadline:
                 state = "is still open" if span.is_recording() else "has not been reached by the device"
@@ -135,16 +130,6 @@ class Resolver:
             time.sleep(_HURRIED_S)
         assert span.found is not None  # noqa: S101 - the loop ended
         return span.found
-
-    def resolve_if_done(self, span: Span) -> bool:
-        """Build the record of *span* if the device has reached its marks; returns whether it is there. Never raises."""
-        if span.found is None:
-            with contextlib.ExitStack() as stack:
-                self._calm_for(span, stack)
-                if not self._ready(span):
-                    return False
-                self._resolve(span)
-        return span.found is not None
 
     def flush(self, timeout_s: float) -> int:
         """Pass on every span submitted so far.
@@ -257,15 +242,15 @@ class Resolver:
                 self._pass_on(item)
                 self._in_hand = 0
             else:
-                self._calm_for(item, stack, keep=True)
+                self.reader.calm_for(item, stack, keep=True)
                 place = item.segments[-1].place if item.segments else None
                 self._lanes.setdefault(id(place), deque()).append(item)
                 self._waiting += 1
 
     def _look(self) -> None:
         for key, lane in list(self._lanes.items()):
-            while lane and (lane[0].found is not None or self._ready(lane[0])):
-                self._resolve(lane[0])
+            while lane and (lane[0].found is not None or self.reader.ready(lane[0])):
+                self.reader.resolve(lane[0])
                 if lane[0].found is None:
                     break  # another thread is reading it
                 self._let_go()
@@ -301,74 +286,6 @@ class Resolver:
         for barrier in self._barriers:
             barrier.passed.set()
 
-    # -- one span -------------------------------------------------------------------------------------
-
-    def _ready(self, span: Span) -> bool:
-        """Return whether everything that can be known of *span* is known by now."""
-        if span.seen_ns or span.missing() is not None:
-            return True
-        try:
-            return all(place.clock.is_done(mark) for place, mark in span.last_marks())
-        except DeviceFault as fault:
-            span.device_error = str(fault)
-        except Exception as error:  # noqa: BLE001 - a fault of ours must not lose the span
-            self._ledger.fault("asking", error)
-            span.spoil()
-        return True
-
-    def _resolve(self, span: Span, reason: Missing | None = None) -> None:
-        """Build the record of *span*; with a *reason* the device is not asked, and its time is missing for it.
-
-        Never raises; the marks come back and the record is there. What another thread is reading is left to it.
-        """
-        with self._claiming:
-            if span.claimed:
-                return
-            span.claimed = True
-        marks, held = span.marks(), span.segments
-        if reason is not None:
-            span.segments = [segment._replace(end=reason) for segment in held]
-        try:
-            record = self._record(span)
-        except BaseException:  # an interrupt of the user's, on the calling thread: the resolver reads it again
-            span.segments, span.claimed = held, False
-            raise
-        if span.device_error:
-            self._ledger.count("device_error")  # its events are of no more use
-        else:
-            self._release(marks)
-        if "anchor_fault" in span.quality:
-            self._ledger.count("anchor_fault")
-        span.found = record
-
-    def _record(self, span: Span) -> Record:
-        for _ in ("as it is", "without the device"):
-            try:
-                span.host.refresh()
-                seen_ns = span.seen_ns or span.host.now_ns()
-                if span.awaited:
-                    span.sync_ns = seen_ns - span.returned_ns
-                return self._read(span, seen_ns)
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not lose the span
-                self._ledger.fault("reading", error)
-                span.spoil()
-        span.emitted = True  # nothing in it could be shown
-        self._ledger.count("unreadable")
-        return reading.blank(span.site, time.time_ns(), FAULT)
-
-    def _read(self, span: Span, seen_ns: int) -> Record:
-        if self._warmth is None:
-            return reading.read(span, seen_ns)
-        verdict = self._warmth.verdict(span.cold, first_call=span.index == 0)
-        return reading.read(span, seen_ns, verdict)
-
-    def _release(self, marks: list[tuple[Place, Mark]]) -> None:
-        for place, mark in marks:
-            try:
-                place.clock.release(mark)
-            except Exception as error:  # noqa: BLE001 - one mark less in the pool
-                self._ledger.fault("release", error)
-
     def _pass_on(self, span: Span) -> None:
         record = span.found
         assert record is not None  # noqa: S101 - resolved before
@@ -381,16 +298,3 @@ class Resolver:
                 self._ledger.fault(f"sink_{type(sink).__name__}", error)
                 self._ledger.count("lost_in_sink")
         span.emitted = True
-
-    def _calm_for(self, span: Span, stack: contextlib.ExitStack, *, keep: bool = False) -> None:
-        """Make this thread's questions harmless to captures, for the clocks that *span* has marks of."""
-        for place, _ in span.marks():
-            clock = place.clock
-            if keep and id(clock) in self._calmed:
-                continue
-            try:
-                stack.enter_context(clock.unhindered())
-            except Exception as error:  # noqa: BLE001 - asked all the same
-                self._ledger.fault("unhindered", error)
-            if keep:
-                self._calmed[id(clock)] = clock

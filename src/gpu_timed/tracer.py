@@ -287,7 +287,7 @@ class Tracer:
 
     def _is_resolved(self, span: Span) -> bool:
         try:
-            return self.resolver.resolve_if_done(span)
+            return self.resolver.reader.resolve_if_done(span)
         except Exception as fault:  # noqa: BLE001 - rule 1
             self.ledger.fault("settle", fault)
             return True

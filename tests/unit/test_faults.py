@@ -69,10 +69,11 @@ class World:
     def __init__(self, device: FakeDevice) -> None:
         self.device = self.clock = self.locator = device
         self.tracer = current.tracer()
-        self.tracer.warmth = self.tracer.resolver._warmth = self.warmth = Warmth()
+        self.tracer.warmth = self.tracer.resolver.reader.warmth = self.warmth = Warmth()
         self.gate = self.tracer.gate
         self.host = device.host
         self.resolver = self.tracer.resolver
+        self.reader = self.resolver.reader
         self.sink = Sink()
         self.ledger = current.ledger()
 
@@ -139,7 +140,7 @@ TARGETS: dict[str, tuple[int, ...]] = {
     "host.to_unix": (1, 2, 3, ALWAYS),
     "resolver.submit": (1, ALWAYS),
     "resolver.full": (1, 2, ALWAYS),
-    "resolver.resolve_if_done": (1, ALWAYS),
+    "reader.resolve_if_done": (1, ALWAYS),
     "sink.emit": (1, ALWAYS),
     "warmth.generation": (1, 2, ALWAYS),
     "warmth.verdict": (1, ALWAYS),

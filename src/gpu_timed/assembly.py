@@ -1,0 +1,34 @@
+"""How the engine's parts are put together for a process. Nothing is kept here."""
+
+from __future__ import annotations
+
+from gpu_timed import _version
+from gpu_timed.clocks.host import HostClock
+from gpu_timed.clocks.locators import Locators
+from gpu_timed.context.gate import Gate
+from gpu_timed.export.metrics import MetricsSink
+from gpu_timed.export.otel import OtelSink
+from gpu_timed.ledger import Ledger
+from gpu_timed.ports import WarmthSource
+from gpu_timed.resolver import Resolver
+from gpu_timed.settings import Settings
+from gpu_timed.sites import Sites
+from gpu_timed.tracer import Tracer
+
+
+def assemble(settings: Settings, ledger: Ledger, warmth: WarmthSource | None, sites: Sites) -> Tracer:
+    """Return a tracer that measures whatever runtimes this process has, and exports by OpenTelemetry."""
+    resolver = Resolver(settings, ledger, warmth)
+    otel = OtelSink(ledger, device_spans=settings.device_spans)
+    resolver.add_sink(otel)
+    resolver.add_sink(MetricsSink(_version.VERSION, sites.calls, ledger.snapshot))
+    return Tracer(
+        settings=settings,
+        ledger=ledger,
+        gate=Gate(ledger, _version.VERSION),
+        locator=Locators(),
+        host=HostClock(),
+        resolver=resolver,
+        otel=otel,
+        warmth=warmth,
+    )

@@ -1,0 +1,128 @@
+"""The reader: asks the clocks of one finished span, and builds its record, once.
+
+The resolver's thread and a caller that waits for a record may both come to a span; whoever claims it first
+reads it. Nothing here raises but an interrupt of the user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+import time
+
+from gpu_timed import reading
+from gpu_timed.errors import DeviceFault
+from gpu_timed.ledger import Ledger
+from gpu_timed.ports import Clock, Mark, Place, WarmthSource
+from gpu_timed.record import Missing, Record
+from gpu_timed.span import FAULT, Span
+
+_PENDING = Missing("pending")
+
+
+class Reader:
+    """Turns spans that have returned into records."""
+
+    def __init__(self, ledger: Ledger, warmth: WarmthSource | None = None) -> None:
+        self.warmth = warmth
+        self._ledger = ledger
+        self._claiming = threading.Lock()
+        self._calmed: dict[int, Clock] = {}
+
+    def ready(self, span: Span) -> bool:
+        """Return whether everything that can be known of *span* is known by now."""
+        if span.seen_ns or span.missing() is not None:
+            return True
+        try:
+            return all(place.clock.is_done(mark) for place, mark in span.last_marks())
+        except DeviceFault as fault:
+            span.device_error = str(fault)
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not lose the span
+            self._ledger.fault("asking", error)
+            span.spoil()
+        return True
+
+    def resolve_if_done(self, span: Span) -> bool:
+        """Build the record of *span* if the device has reached its marks; returns whether it is there. Never raises."""
+        if span.found is None:
+            with contextlib.ExitStack() as stack:
+                self.calm_for(span, stack)
+                if not self.ready(span):
+                    return False
+                self.resolve(span)
+        return span.found is not None
+
+    def resolve(self, span: Span, reason: Missing | None = None) -> None:
+        """Build the record of *span*; with a *reason* the device is not asked, and its time is missing for it.
+
+        Never raises; the marks come back and the record is there. What another thread is reading is left to it.
+        """
+        with self._claiming:
+            if span.claimed:
+                return
+            span.claimed = True
+        marks, held = span.marks(), span.segments
+        if reason is not None:
+            span.segments = [segment._replace(end=reason) for segment in held]
+        try:
+            record = self._record(span)
+        except BaseException:  # an interrupt of the user's, on the calling thread: the resolver reads it again
+            span.segments, span.claimed = held, False
+            raise
+        if span.device_error:
+            self._ledger.count("device_error")  # its events are of no more use
+        else:
+            self._release(marks)
+        if "anchor_fault" in span.quality:
+            self._ledger.count("anchor_fault")
+        span.found = record
+
+    def provisional(self, span: Span) -> Record:
+        """Return what is known of *span* as its call returns: no device time yet."""
+        without = copy.copy(span)
+        without.segments = [segment._replace(end=_PENDING) for segment in span.segments]
+        return self._read(without, span.host.now_ns())
+
+    def calm_for(self, span: Span, stack: contextlib.ExitStack, *, keep: bool = False) -> None:
+        """Make this thread's questions harmless to captures, for the clocks that *span* has marks of."""
+        for place, _ in span.marks():
+            clock = place.clock
+            if keep and id(clock) in self._calmed:
+                continue
+            try:
+                stack.enter_context(clock.unhindered())
+            except Exception as error:  # noqa: BLE001 - asked all the same
+                self._ledger.fault("unhindered", error)
+            if keep:
+                self._calmed[id(clock)] = clock
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _record(self, span: Span) -> Record:
+        for _ in ("as it is", "without the device"):
+            try:
+                span.host.refresh()
+                seen_ns = span.seen_ns or span.host.now_ns()
+                if span.awaited:
+                    span.sync_ns = seen_ns - span.returned_ns
+                return self._read(span, seen_ns)
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not lose the span
+                self._ledger.fault("reading", error)
+                span.spoil()
+        span.emitted = True  # nothing in it could be shown
+        self._ledger.count("unreadable")
+        return reading.blank(span.site, time.time_ns(), FAULT)
+
+    def _read(self, span: Span, seen_ns: int) -> Record:
+        if self.warmth is None:
+            return reading.read(span, seen_ns)
+        verdict = self.warmth.verdict(span.cold, first_call=span.index == 0)
+        return reading.read(span, seen_ns, verdict)
+
+    def _release(self, marks: list[tuple[Place, Mark]]) -> None:
+        for place, mark in marks:
+            try:
+                place.clock.release(mark)
+            except Exception as error:  # noqa: BLE001 - one mark less in the pool
+                self._ledger.fault("release", error)
