@@ -99,7 +99,7 @@ def enter(
         except Exception as error:  # noqa: BLE001 - the user's call goes on
             _state.ledger.fault("start", error)
             return None
-    return current.enter(site, arguments, named, suspends=suspends, launch=launch)
+    return current.enter(site, arguments, named, None, suspends, launch)  # by position: the hot path
 
 
 def traced(name: str) -> None:

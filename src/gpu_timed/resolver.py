@@ -78,7 +78,7 @@ class Resolver:
     @property
     def full(self) -> bool:
         """Whether as many spans wait for the device as may."""
-        return self.pending >= self.settings.max_pending
+        return self._waiting + len(self._arrivals) >= self.settings.max_pending
 
     @property
     def pending(self) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
+from functools import partial
+from threading import get_ident
 from typing import Any, Final, NamedTuple, Protocol
 
 from gpu_timed.clocks.host import HostClock
@@ -41,11 +42,22 @@ class Segment(NamedTuple):
     """Just after the end mark was placed: up to here the device may have waited for the host."""
 
 
-class Waiter(Protocol):
-    """Who can be asked for a span's record."""
+_segment: Final = partial(tuple.__new__, Segment)  # a third of what calling the class costs
+
+
+class Engine(Protocol):
+    """Who opens and closes spans, and can be asked for a record."""
+
+    host: HostClock
+    locator: Locator
+    warmth: WarmthSource | None
 
     def wait(self, span: Span, timeout_s: float | None) -> Record:
         """Block until the record is there."""
+        ...
+
+    def leave(self, opened: Any, error: BaseException | None = None, result: Any = None) -> None:
+        """Close the span."""
         ...
 
 
@@ -70,7 +82,6 @@ class Span(RecordingSpan):
     device_error: str = ""
     #: Pieces in which something was compiled, tuned, loaded or initialised somewhere in the process.
     cold: tuple[Interval, ...] = ()
-    _warmth: WarmthSource | None = None
     _generation: int = 0
     awaited: bool = False
     #: Resumptions beyond MOST_SEGMENTS, and the host time they ran: counted, not marked.
@@ -95,20 +106,15 @@ class Span(RecordingSpan):
     _called_ns: int = 0
     _entered_ns: int = 0
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - by position, and all of it: this is the hot path
         self,
-        owner: Any,
+        owner: Engine,
         site: Site,
         index: int,
         admission: Admission,
         attributes: Mapping[str, AttributeValue],
-        *,
-        host: HostClock,
-        locator: Locator,
-        waiter: Waiter,
         sync: SyncPolicy,
         late: LatePolicy,
-        warmth: WarmthSource | None = None,
     ) -> None:
         self.admission = admission
         self.name = site.name
@@ -118,13 +124,11 @@ class Span(RecordingSpan):
         self.index = index
         self.sync: SyncPolicy = sync
         self.late: LatePolicy = late
-        self.host = host
-        self.thread_id = threading.get_ident()
+        self.host = owner.host
+        self.thread_id = get_ident()
         self.segments: list[Segment] = []
-        self._locator = locator
-        self._waiter = waiter
-        if warmth is not None:
-            self._warmth = warmth
+        self._locator = owner.locator
+        self._warmth = owner.warmth
 
     # -- for the user ---------------------------------------------------------------------------------
 
@@ -137,7 +141,7 @@ class Span(RecordingSpan):
         """
         if self.found is None and self.seen_ns:
             try:  # not resolve_if_done: the resolver's thread may be reading it at this moment
-                self._waiter.wait(self, _READING_S)
+                self.owner.wait(self, _READING_S)
             except WaitTimeout:
                 pass
         return self.found
@@ -150,7 +154,7 @@ class Span(RecordingSpan):
         Raises:
             WaitTimeout: The record was not there in time, or the span is still open.
         """
-        return self._waiter.wait(self, timeout_s)
+        return self.owner.wait(self, timeout_s)
 
     # -- for the engine -------------------------------------------------------------------------------
 
@@ -161,33 +165,32 @@ class Span(RecordingSpan):
 
     def begin(self, values: Any = NOT_GIVEN, *, marked: bool) -> None:
         """Place the start mark of a segment that works on *values*; *marked* False leaves it out."""
-        now_ns = self.host.now_ns
-        if self._warmth is not None:
-            self._generation = self._warmth.generation
+        warmth, now_ns = self._warmth, self.host.now_ns
+        if warmth is not None:
+            self._generation = warmth.generation
         place = self._locator.locate(self.launch) if marked and len(self.segments) < MOST_SEGMENTS else OVERFLOW
-        if isinstance(place, Place):
+        if isinstance(place, Missing):
+            self._place = None
+            self._start = place
+            self._called_ns = self._entered_ns = now_ns()
+        else:
             self._place, self._start, self._end = place, FAULT, FAULT  # until they are placed
             watchers = place.watchers
             if watchers:
                 self._note_strangers(watchers)
             watchers.append(self)
-            self._called_ns = called = now_ns()
-            if not self.segments:
-                self.started_ns = called
+            self._called_ns = now_ns()
             self._start = place.clock.mark(place, values)  # last of all: what follows it is inside the measured time
             self._entered_ns = now_ns()
-        else:
-            self._place = None
-            self._start = place
-            self._called_ns = self._entered_ns = called = now_ns()
-            if not self.segments:
-                self.started_ns = called
+        if not self.segments:
+            self.started_ns = self._called_ns
 
     def finish(self, returned_ns: int, values: Any = NOT_GIVEN) -> None:
         """Place the end mark of the segment, which made *values*, on the stream of its start mark; close it."""
         self.returned_ns = returned_ns
-        if self._warmth is not None and self._warmth.generation != self._generation:
-            self.cold = (*self.cold, Interval(self._generation, self._warmth.generation, threading.get_ident()))
+        warmth = self._warmth
+        if warmth is not None and warmth.generation != self._generation:
+            self.cold = (*self.cold, Interval(self._generation, warmth.generation, get_ident()))
         if self.spoiled:
             return
         place, start = self._place, self._start
@@ -195,14 +198,25 @@ class Span(RecordingSpan):
         marked_ns = returned_ns
         if place is not None:
             if not isinstance(start, Missing):
-                end = self._end = self._mark_end(place, values)
+                here = self._locator.locate(self.launch)
+                end = self._end = (
+                    place.clock.mark(place, values, start)
+                    if here is place
+                    else self._end_at(here, place, values, start)
+                )
                 marked_ns = self.host.now_ns()
-            if len(place.watchers) > 1:
-                self._note_strangers(place.watchers)
-            self._unwatch(place)
+            watchers = place.watchers
+            if len(watchers) > 1:
+                self._note_strangers(watchers)
+            try:
+                watchers.remove(self)
+            except ValueError:
+                pass  # removed by a reset of the stream's table
             self._place = None
         if len(self.segments) < MOST_SEGMENTS:
-            self.segments.append(Segment(place, start, self._called_ns, self._entered_ns, end, returned_ns, marked_ns))
+            self.segments.append(
+                _segment((place, start, self._called_ns, self._entered_ns, end, returned_ns, marked_ns))
+            )
         else:
             self.note("segments_overflow")
             self.unmarked += 1
@@ -214,7 +228,8 @@ class Span(RecordingSpan):
         place, start = self._place, self._start
         self._place, self._start = None, FAULT
         if place is not None:
-            self._unwatch(place)
+            if self in place.watchers:
+                place.watchers.remove(self)
             now = self._called_ns
             self.segments.append(Segment(place, start, now, now, self._end, now, now))
 
@@ -288,18 +303,16 @@ class Span(RecordingSpan):
 
     # -- inside ---------------------------------------------------------------------------------------
 
-    def _mark_end(self, place: Place, values: Any) -> Mark | Missing:
-        now_at = self._locator.locate(self.launch)
-        if now_at is not place:
-            if isinstance(now_at, Missing):
-                if now_at.reason != "captured" or place.clock.is_capturing(place):
-                    return now_at
-            elif now_at.device != place.device:
-                return DEVICE_CHANGED
-            elif place.clock.is_capturing(place):
-                return Missing("captured")
-        start = self._start
-        return place.clock.mark(place, values, None if isinstance(start, Missing) else start)
+    def _end_at(self, here: Place | Missing, place: Place, values: Any, start: Mark) -> Mark | Missing:
+        """Mark the end on *place*, where the segment began, though the current work goes *here* by now."""
+        if isinstance(here, Missing):
+            if here.reason != "captured" or place.clock.is_capturing(place):
+                return here
+        elif here.device != place.device:
+            return DEVICE_CHANGED
+        elif place.clock.is_capturing(place):
+            return Missing("captured")
+        return place.clock.mark(place, values, start)
 
     def _note_strangers(self, watchers: list[Any]) -> None:
         """Tell every span that is open on this stream, and not an ancestor, that this one marked it too."""
@@ -308,18 +321,12 @@ class Span(RecordingSpan):
                 other.note("interleaved")
 
     def _descends_from(self, other: Any) -> bool:
-        ancestor = self.admission.ancestor
+        ancestor: Any = self.admission.ancestor
         while ancestor is not None:
             if ancestor is other:
                 return True
             ancestor = ancestor.admission.ancestor
         return False
-
-    def _unwatch(self, place: Place) -> None:
-        try:
-            place.watchers.remove(self)
-        except ValueError:
-            pass  # removed by a reset of the stream's table
 
 
 class Unrecorded(SilentSpan):

@@ -16,7 +16,7 @@ from gpu_timed.ports import NOT_GIVEN, Launch, Locator, Mark, WarmthSource
 from gpu_timed.reading import blank
 from gpu_timed.record import NOT_SAMPLED, Missing, Record
 from gpu_timed.resolver import Resolver
-from gpu_timed.settings import Settings, SyncPolicy
+from gpu_timed.settings import LatePolicy, Settings, SyncPolicy
 from gpu_timed.site import Site
 from gpu_timed.span import FAULT, Span, Unrecorded
 from gpu_timed.values import AttributeValue, clean_all
@@ -58,14 +58,13 @@ class Tracer:
 
     # -- entering -------------------------------------------------------------------------------------
 
-    def enter(
+    def enter(  # noqa: PLR0917 - by position: the hot path
         self,
         site: Site,
         arguments: tuple[Any, ...] = (),
         named: Mapping[str, Any] = _NO_ARGUMENTS,
-        *,
         extra: Mapping[str, AttributeValue] | None = None,
-        suspends: bool = False,
+        suspends: bool = False,  # noqa: FBT001, FBT002 - by position: the hot path
         launch: Launch | None = None,
     ) -> Opened:
         """Decide about one call of *site*, and open its span if it is recorded.
@@ -75,7 +74,8 @@ class Tracer:
         Returns None when nothing has to be undone afterwards. Never raises.
         """
         index = next(site.calls)
-        if self.settings.disabled or (site.every > 1 and index % site.every):
+        settings = self.settings
+        if settings.disabled or (site.every > 1 and index % site.every):
             return None
         span = None
         try:
@@ -89,22 +89,11 @@ class Tracer:
                 return None
             if not isinstance(admission, Admission):
                 return Unrecorded(self, site, token=self.gate.attach_context(admission))
-            sync: SyncPolicy = site.sync or self.settings.sync or ("deferred" if suspends else "boundary")
+            sync: SyncPolicy = site.sync or settings.sync or ("deferred" if suspends else "boundary")
             if suspends and sync == "device":
                 sync = "boundary"  # the process's policy would block the event loop
-            span = Span(
-                self,
-                site,
-                index,
-                admission,
-                attributes,
-                host=self.host,
-                locator=self.locator,
-                waiter=self.resolver,
-                sync=sync,
-                late=(site.late or self.settings.late) if self.settings.device_spans else "host",
-                warmth=self.warmth,
-            )
+            late: LatePolicy = (site.late or settings.late) if settings.device_spans else "host"
+            span = Span(self, site, index, admission, attributes, sync, late)
             span.token = self.gate.attach(span)
             if launch is not None or site.launch is not None:
                 span.launch = launch or site.launch
@@ -123,6 +112,10 @@ class Tracer:
                 self._forget(span)
             raise
 
+    def wait(self, span: Span, timeout_s: float | None) -> Record:
+        """Block until *span* has its record. See :meth:`gpu_timed.span.Span.wait`."""
+        return self.resolver.wait(span, timeout_s)
+
     def record_of_unsampled(self, site: Site) -> Record:
         """Return a record that says of a call of *site* that it was not recorded."""
         reason = DISABLED if self.settings.disabled else NOT_SAMPLED
@@ -132,13 +125,18 @@ class Tracer:
 
     def leave(self, opened: Span | Unrecorded, error: BaseException | None = None, result: Any = None) -> None:
         """Close what :meth:`enter` opened, as the call returned *result* or raised *error*. Never raises."""
-        try:
-            if isinstance(opened, Span):
-                self._end(opened, error, result)
-        finally:
+        if not isinstance(opened, Span):
             self._leave_context(opened)
-            if isinstance(opened, Span) and not self.dead:
-                self.wait_and_submit(opened)
+            return
+        try:
+            self._end(opened, error, result)
+        finally:  # an interrupt of the user's, too, leaves the span behind
+            self._leave_context(opened)
+            if not self.dead:
+                if opened.sync == "deferred":
+                    self.submit(opened)
+                else:
+                    self.wait_and_submit(opened)
 
     def close(self, opened: Span | Unrecorded, error: BaseException | None = None, result: Any = None) -> bool:
         """End the last segment and give the caller its context back; returns whether a span is to be submitted."""
@@ -163,7 +161,8 @@ class Tracer:
     def submit(self, span: Span) -> None:
         """Pass *span* on without waiting for anything. Never raises."""
         try:
-            self._pass_on(span)
+            if span.late == "host" or not self.resolver.hand_over_now(span):
+                self.resolver.submit(span)
         except Exception as fault:  # noqa: BLE001 - rule 1
             self.ledger.fault("submit", fault)
             self.resolver.abandon(span, FAULT)
@@ -171,39 +170,37 @@ class Tracer:
     def _end(self, span: Span, error: BaseException | None, result: Any) -> None:
         try:
             returned_ns = self.host.now_ns()
-            try:
-                if span.sync == "device":
+            if span.sync == "device":
+                try:
                     self._wait_device(span)
-            finally:
+                finally:
+                    span.finish(returned_ns, NOT_GIVEN if result is None else result)
+            else:
                 span.finish(returned_ns, NOT_GIVEN if result is None else result)
         except Exception as fault:  # noqa: BLE001 - rule 1
             self.ledger.fault("leave", fault)
             span.spoil()
         finally:
-            self._note_outcome(span, error, result)
-
-    def _note_outcome(self, span: Span, error: BaseException | None, result: Any) -> None:
-        try:
-            span.look_at(result)
-            if error is not None:
-                span.fail(error)
-        except Exception as fault:  # noqa: BLE001 - rule 1
-            self.ledger.fault("leave", fault)
-        try:
-            span.end()
-            span.epoch = self.epoch
-        except Exception as fault:  # noqa: BLE001 - rule 1
-            self.ledger.fault("leave", fault)
+            try:
+                if result is not None:
+                    span.look_at(result)
+                if error is not None:
+                    span.fail(error)
+            except Exception as fault:  # noqa: BLE001 - rule 1
+                self.ledger.fault("leave", fault)
+            finally:
+                span.epoch = self.epoch
+                span.end()
 
     def _leave_context(self, opened: Span | Unrecorded) -> None:
         """Give the caller its own context back. Never raises."""
-        token, opened.token = opened.token, None
-        if token is None:
-            return
-        try:
-            self.gate.detach(token)
-        except Exception as fault:  # noqa: BLE001 - rule 1
-            self.ledger.fault("detach", fault)
+        token = opened.token
+        if token is not None:
+            opened.token = None
+            try:
+                self.gate.detach(token)
+            except Exception as fault:  # noqa: BLE001 - rule 1
+                self.ledger.fault("detach", fault)
 
     def _forget(self, span: Span) -> None:
         """Undo a span whose entering failed half-way."""
@@ -212,11 +209,6 @@ class Tracer:
         if span.admission.foreign is not None:
             span.admission.foreign.end()
         self.resolver.abandon(span, FAULT)
-
-    def _pass_on(self, span: Span) -> None:
-        if span.late == "device_only" and self.resolver.hand_over_now(span):
-            return
-        self.resolver.submit(span)
 
     def _wait_at_boundary(self, span: Span) -> None:
         with ExitStack() as stack:

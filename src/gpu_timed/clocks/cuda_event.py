@@ -79,18 +79,16 @@ class CudaEventClock:
 
     def mark(self, place: Place, values: Any = NOT_GIVEN, since: AnyMark | None = None) -> CudaMark | Missing:  # noqa: ARG002
         """Record a pooled event on the stream of *place*."""
-        device = self._devices.get(place.device)
-        if device is None or not device.free:
-            device = self._grow(place.device)
-            if device is None:
-                return Missing("mark_failed", "no active context on this device")
         try:
-            mark = device.free.pop()
-        except IndexError:  # another thread took the last one
+            mark = self._devices[place.device].free.pop()
+        except (KeyError, IndexError):
+            if self._grow(place.device) is None:
+                return Missing("mark_failed", "no active context on this device")
             return self.mark(place)
         code = self._record(mark.handle, place.stream)
         if not code:
             return mark
+        device = mark.pool
         if code in (driver.INVALID_CONTEXT, driver.INVALID_HANDLE):
             # This thread has no context yet, or that of another device, and the default stream is its
             # context's own: record under the device's primary context, which is active already.

@@ -8,12 +8,13 @@ that processors, limits and baggage see what they would have seen.
 
 from __future__ import annotations
 
-import contextvars
 import time
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from contextvars import copy_context
+from typing import Any, Final
 
+from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 
@@ -22,8 +23,10 @@ from gpu_timed.values import AttributeValue, clean, clean_all
 
 Write = tuple[str, tuple[Any, ...], dict[str, Any]]
 
-_LONGEST_TRACE = 65_536
-MOST_WRITES = 10_000
+_LONGEST_TRACE: Final = 65_536
+OURS: Final = otel_context.create_key("gpu_timed.span")
+"""The key under which a context holds the nearest span of ours."""
+MOST_WRITES: Final = 10_000
 """Writes kept for one span; the SDK's own limits (128 attributes, 128 events) are far below."""
 
 
@@ -38,29 +41,49 @@ class Admission:
         "foreign",
         "parent",
         "parent_id",
+        "sampler",
         "sampling",
         "span_id",
         "trace_id",
-        "trace_state",
         "tracer",
     )
 
-    def __init__(
-        self, tracer: Any, context: Context, ancestor: Any, parent: Any, *, trace_id: int, parent_id: int | None
+    def __init__(  # noqa: PLR0917 - by position: the hot path
+        self,
+        tracer: Any,
+        context: Context,
+        parent: Any,
+        parent_id: int | None,
+        trace_id: int,
+        span_id: int,
+        flags: int,
+        sampling: Any = None,
+        sampler: Any = None,
+        foreign: trace.Span | None = None,
     ) -> None:
         self.tracer = tracer
         self.context = context
         #: The nearest span of gpu_timed's own around this one, the user's own spans in between or not.
-        self.ancestor = ancestor
+        self.ancestor = context.get(OURS)
         self.parent = parent
-        self.trace_id = trace_id
         self.parent_id = parent_id
-        self.span_id = 0
-        self.flags = 0
-        self.trace_state: Any = None
-        self.sampling: Any = None
-        self.foreign: trace.Span | None = None
-        self.caller: contextvars.Context | None = None
+        self.trace_id = trace_id
+        self.span_id = span_id
+        self.flags = flags
+        #: What the sampler answered; None where its answer was known without asking, and *sampler* is asked later.
+        self.sampling = sampling
+        self.sampler = sampler
+        self.foreign = foreign
+        self.caller = None if tracer is None else copy_context()
+
+    @property
+    def trace_state(self) -> Any:
+        """The W3C trace state that goes with the ids, or None."""
+        if self.foreign is not None:
+            return self.foreign.get_span_context().trace_state
+        if self.sampling is not None:
+            return self.sampling.trace_state
+        return None if self.parent is None else self.parent.get_span_context().trace_state
 
 
 class RecordingSpan(trace.Span):

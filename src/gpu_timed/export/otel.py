@@ -94,7 +94,11 @@ class OtelSink:
             return kept.tracer
         tracer = copy.copy(kept.tracer)  # anew each time: the original's resource changes after a fork
         decided = _Decided(kept.tracer.id_generator)
-        decided.sampling, decided.trace_id, decided.span_id = kept.sampling, kept.trace_id, kept.span_id
+        decided.trace_id, decided.span_id = kept.trace_id, kept.span_id
+        # A sampler whose answer was known at entry is asked for the whole of it now.
+        decided.sampling = kept.sampling or kept.sampler.should_sample(
+            kept.context, kept.trace_id, span.name, _INTERNAL, span.start_attributes, ()
+        )
         tracer.sampler = tracer.id_generator = decided
         return tracer
 
