@@ -332,12 +332,13 @@ class Span(RecordingSpan):
 class Unrecorded(SilentSpan):
     """Stands in for a span that is not recorded: same calls, no work, nothing exported."""
 
-    def __init__(self, owner: Any, site: Site, *, token: Any = None) -> None:
-        super().__init__()
+    token: Any = None
+    saved_context: Any = None
+
+    def __init__(self, owner: Any, site: Site, admission: Admission | None = None) -> None:
+        super().__init__(admission)
         self.owner = owner
         self.site = site
-        self.token = token
-        self.saved_context: Any = None
 
     @property
     def record(self) -> Record:

@@ -88,7 +88,13 @@ class Tracer:
             if admission is None:
                 return None
             if not isinstance(admission, Admission):
-                return Unrecorded(self, site, token=self.gate.attach_context(admission))
+                silent = Unrecorded(self, site)
+                silent.token = self.gate.attach_context(admission)
+                return silent
+            if not admission.recorded:
+                silent = Unrecorded(self, site, admission)
+                silent.token = self.gate.attach(silent)
+                return silent
             sync: SyncPolicy = site.sync or settings.sync or ("deferred" if suspends else "boundary")
             if suspends and sync == "device":
                 sync = "boundary"  # the process's policy would block the event loop
@@ -123,9 +129,9 @@ class Tracer:
 
     # -- leaving --------------------------------------------------------------------------------------
 
-    def leave(self, opened: Span | Unrecorded, error: BaseException | None = None, result: Any = None) -> None:
+    def leave(self, opened: Any, error: BaseException | None = None, result: Any = None) -> None:
         """Close what :meth:`enter` opened, as the call returned *result* or raised *error*. Never raises."""
-        if not isinstance(opened, Span):
+        if type(opened) is Unrecorded:  # not isinstance, which asks the abstract base class of spans: 0.2 µs
             self._leave_context(opened)
             return
         try:

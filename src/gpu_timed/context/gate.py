@@ -16,8 +16,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 
 from gpu_timed.context import runtime
-from gpu_timed.context.recording import OURS, Admission, RecordingSpan
-from gpu_timed.context.sampling import SAMPLED, StaticRules, bits
+from gpu_timed.context.recording import OURS, Admission, RecordingSpan, SilentSpan
+from gpu_timed.context.sampling import SAMPLED, StaticRules
 from gpu_timed.ledger import Ledger
 from gpu_timed.values import AttributeValue
 
@@ -46,12 +46,12 @@ class Gate:
         #: Told once there is a call to record and no provider to record it with: may set one.
         self.on_none: Callable[[], None] | None = None
 
-    def admit(self, name: str, attributes: Mapping[str, AttributeValue]) -> Admission | Context | None:  # noqa: PLR0915
+    def admit(self, name: str, attributes: Mapping[str, AttributeValue]) -> Admission | Context | None:
         """Decide about a call.
 
         Returns:
-            An :class:`Admission` if the call is recorded; a context to attach if it is not, and its
-            children must learn so; None if it is not, and the context says so already.
+            An :class:`Admission` that says whether the call is recorded, to attach; or a context to attach
+            instead; None if it is not recorded, and the context says so already.
         """
         provider = trace.get_tracer_provider()
         if provider is not self._provider:
@@ -66,12 +66,9 @@ class Gate:
             if type(kept) is Admission:
                 trace_id, parent_id, parent_flags = kept.trace_id, kept.span_id, kept.flags
             elif isinstance(parent, trace.Span):
-                known = parent.get_span_context()
-                if known.is_valid:
-                    trace_id, parent_id, parent_flags = known.trace_id, known.span_id, int(known.trace_flags)
-                    remote = known.is_remote
-                else:
-                    parent = None
+                trace_id, parent_id, remote, parent_flags, _, valid = runtime.fields(parent.get_span_context())
+                if not valid:
+                    parent, parent_id, trace_id, parent_flags, remote = None, None, 0, 0, False
             else:
                 parent = None
         tracer = self._tracer
@@ -96,26 +93,24 @@ class Gate:
             answer = (rules.remote_child if remote else rules.child)[parent_flags & _SAMPLED]
         sampling: Any = None
         if answer < 0:
+            asked = rules.asked_at_root if parent_id is None else sampler
             try:
-                sampling = sampler.should_sample(context, trace_id, name, _INTERNAL, attributes, ())
+                sampling = asked.should_sample(context, trace_id, name, _INTERNAL, attributes, ())
             except Exception as error:  # noqa: BLE001 - a sampler of the user's; the call must not feel it
                 self._ledger.fault("sampler_raised", error)
                 return None
-            answer = bits(sampling.decision)
-        if answer:
-            if answer & SAMPLED:
-                flags |= _SAMPLED
-            span_id = generator.generate_span_id()
-            return Admission(tracer, context, parent, parent_id, trace_id, span_id, flags, sampling, sampler)
-        if parent is not None and not parent_flags & _SAMPLED and not parent.is_recording():
+            answer = rules.bits(sampling.decision)
+        if answer & SAMPLED:
+            flags |= _SAMPLED
+        elif not answer and parent is not None and not parent_flags & _SAMPLED and not parent.is_recording():
             return None  # the context says so already
-        if sampling is None:
-            sampling = sampler.should_sample(context, trace_id, name, _INTERNAL, attributes, ())
-        return self._unsampled(context, trace_id, generator.generate_span_id(), flags, sampling.trace_state)
+        span_id = generator.generate_span_id()
+        return Admission(tracer, context, parent, parent_id, trace_id, span_id, flags, sampling, sampler, answer != 0)
 
-    def attach(self, span: RecordingSpan) -> Any:
+    def attach(self, span: RecordingSpan | SilentSpan) -> Any:
         """Make *span*, or the provider's own in its place, the current one; returns what :meth:`detach` needs."""
         kept = span.admission
+        assert kept is not None  # noqa: S101 - it was admitted
         context = Context(kept.context)
         # A context refuses changes once somebody else can see it; ``set_value`` would copy it twice for each value.
         put = dict.__setitem__
@@ -168,11 +163,6 @@ class Gate:
             return None if parent is span or not known.is_valid else trace.set_span_in_context(span, context)
         flags = int(known.trace_flags)
         return Admission(tracer, context, parent, parent_id, known.trace_id, known.span_id, flags, foreign=span)
-
-    def _unsampled(self, context: Context, trace_id: int, span_id: int, flags: int, trace_state: Any) -> Context:
-        """Return the context in which children learn that their trace is not sampled."""
-        known = trace.SpanContext(trace_id, span_id, False, trace.TraceFlags(flags), trace_state)
-        return trace.set_span_in_context(trace.NonRecordingSpan(known), context)
 
 
 class AloneGate(Gate):

@@ -41,6 +41,7 @@ class Admission:
         "foreign",
         "parent",
         "parent_id",
+        "recorded",
         "sampler",
         "sampling",
         "span_id",
@@ -59,6 +60,7 @@ class Admission:
         flags: int,
         sampling: Any = None,
         sampler: Any = None,
+        recorded: bool = True,  # noqa: FBT001, FBT002 - by position
         foreign: trace.Span | None = None,
     ) -> None:
         self.tracer = tracer
@@ -73,8 +75,9 @@ class Admission:
         #: What the sampler answered; None where its answer was known without asking, and *sampler* is asked later.
         self.sampling = sampling
         self.sampler = sampler
+        self.recorded = recorded
         self.foreign = foreign
-        self.caller = None if tracer is None else copy_context()
+        self.caller = copy_context() if recorded and tracer is not None else None
 
     @property
     def trace_state(self) -> Any:
@@ -84,6 +87,10 @@ class Admission:
         if self.sampling is not None:
             return self.sampling.trace_state
         return None if self.parent is None else self.parent.get_span_context().trace_state
+
+    def span_context(self) -> trace.SpanContext:
+        """Return ids, flags and trace state as OpenTelemetry has them."""
+        return trace.SpanContext(self.trace_id, self.span_id, False, trace.TraceFlags(self.flags), self.trace_state)
 
 
 class RecordingSpan(trace.Span):
@@ -102,10 +109,7 @@ class RecordingSpan(trace.Span):
         """Return trace id, span id and flags, the same ones that will be exported."""
         found = self._span_context
         if found is None:
-            kept = self.admission
-            flags = trace.TraceFlags(kept.flags)
-            found = trace.SpanContext(kept.trace_id, kept.span_id, False, flags, kept.trace_state)
-            self._span_context = found
+            found = self._span_context = self.admission.span_context()
         return found
 
     @property
@@ -197,10 +201,29 @@ class RecordingSpan(trace.Span):
 
 
 class SilentSpan(trace.NonRecordingSpan):
-    """A span that takes every write and keeps none, with the ids of the span that is current instead of it."""
+    """A span that takes every write and keeps none.
 
-    def __init__(self) -> None:
-        super().__init__(trace.get_current_span().get_span_context())
+    Its ids are those of its *admission*, under which the calls inside learn that their trace is not sampled; or those
+    of the span that is current instead of it.
+    """
+
+    _span_context: trace.SpanContext | None = None
+
+    def __init__(self, admission: Admission | None = None) -> None:  # not what it inherits: that wants its ids made
+        self.admission = admission
+        if admission is None:
+            self._span_context = trace.get_current_span().get_span_context()
+
+    def get_span_context(self) -> trace.SpanContext:
+        """Return trace id, span id and flags."""
+        found = self._span_context
+        if found is None:
+            assert self.admission is not None  # noqa: S101 - else it was set
+            found = self._span_context = self.admission.span_context()
+        return found
+
+    def __repr__(self) -> str:
+        return f"SilentSpan({self.get_span_context()!r})"
 
 
 def message_of(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from opentelemetry import context as public
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
 
@@ -28,3 +29,18 @@ detach: Final[Callable[[Any], None]] = (
 )
 """Undoes an attach. Raises ValueError where the token belongs to another context, as it does when user code
 finalises a coroutine elsewhere; the public function logs a stack trace instead."""
+
+_sample: Final[Any] = trace.SpanContext(3, 5, True, trace.TraceFlags(1))
+_in_order: Final = (
+    isinstance(_sample, tuple) and tuple(_sample)[:4] == (3, 5, True, 1) and tuple(_sample)[5:] == (True,)
+)
+
+
+def fields(known: trace.SpanContext) -> Any:
+    """Return trace id, span id, whether it is remote, flags, trace state, and whether it is valid.
+
+    That is the order in which a ``SpanContext`` keeps them (api 1.30 to 1.45); each property of it is a call.
+    """
+    if _in_order:
+        return known
+    return known.trace_id, known.span_id, known.is_remote, known.trace_flags, known.trace_state, known.is_valid
