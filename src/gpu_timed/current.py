@@ -156,10 +156,7 @@ def process_state() -> Process:
 
 
 def floors() -> Mapping[int, int]:
-    """Return what an empty pair of marks reads at the least, in nanoseconds, of each device that was measured on so far.
-
-    No device is asked.
-    """
+    """Return what an empty pair of marks reads at the least (ns), by device, where that is known; asks no device."""
     known = None if _state.tracer is None else getattr(_state.tracer.locator, "floors", None)
     found: Mapping[int, int] = {} if known is None else known()
     return found

@@ -282,9 +282,10 @@ def _note_floor(span: Span, found: _Device) -> None:
         return
     span.note("below_floor")
     launch_ns, device_ns = _launch(span), found.device_ns
-    if found.empty and span.launch is None and isinstance(launch_ns, int) and isinstance(device_ns, int):
-        if launch_ns >= max(_LONG_NS, _MUCH * device_ns):
-            span.note("no_work_on_stream")
+    if not isinstance(launch_ns, int) or not isinstance(device_ns, int):
+        return
+    if found.empty and span.launch is None and launch_ns >= max(_LONG_NS, _MUCH * device_ns):
+        span.note("no_work_on_stream")
 
 
 def _launch(span: Span) -> Measured:

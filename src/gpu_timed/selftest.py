@@ -106,9 +106,7 @@ def figure_rows(rig: Rig, floor_ns: int | None = None) -> tuple[list[Row], Instr
         rows.append(Row(section="device", name="turnaround", verdict="info", text=text, values=values))
     except Exception as error:  # noqa: BLE001
         rows.append(_failed("device", "turnaround", error))
-    return rows, known.instrument(
-        tick_ns=tick_ns, turnaround_ns=turnaround_ns, cycles=cycles, floor_ns=floor_ns
-    )
+    return rows, known.instrument(tick_ns=tick_ns, turnaround_ns=turnaround_ns, cycles=cycles, floor_ns=floor_ns)
 
 
 # -- the host -------------------------------------------------------------------------------------------------
@@ -205,7 +203,8 @@ def _floor_rows(device: int) -> Iterator[Row]:
     with cuda_devices.bench(cuda_devices.load(), device) as bench:
         figures = clock_diagnosis.measure(bench)
         least = bench.place.clock.floor_ns(bench.place)
-    floor_ns = None if isinstance(least, Missing) else least
+    read = (least, figures.floor_queued_min_ns, figures.floor_idle_min_ns)
+    floor_ns = min((reading for reading in read if isinstance(reading, int)), default=None)
     queued = f"{figures.floor_queued_ns:,.0f} ns" if figures.floor_queued_ns is not None else "not measured"
     yield Row(
         section="device",

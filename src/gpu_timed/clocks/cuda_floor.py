@@ -22,8 +22,8 @@ NOT_YET: Final = Missing("not_measured", "no empty pair of marks was read yet")
 _EVENTS: Final = 9
 _FIRST_BURSTS: Final = 6
 _MOST_NS: Final = 3_000
-"""More is no floor but a host that came late with the second mark: a floor that is too high would call what was measured
-a reading of nothing, so none is better. Above what recording costs the host of an H200."""
+"""More is no floor but a host that came late with the second mark: a floor that is too high would make
+nothing of what was measured, so none is better. Above what recording costs an H200's host."""
 _LIMIT_NS: Final = 500_000
 """How long a burst may take, and be waited for: its stream may share a hardware queue with work, or another thread may
 hold the interpreter."""

@@ -54,5 +54,5 @@ class Locators:
         return self._torch.device_of(value)
 
     def floors(self) -> dict[int, int]:
-        """Return what an empty pair of marks reads at the least, in nanoseconds, by device, where it is known by now."""
+        """Return what an empty pair of marks reads at the least, in nanoseconds, by device, where that is known."""
         return self._cuda.floors()

@@ -116,7 +116,7 @@ def known(floors: Mapping[int, int]) -> Iterator[Finding]:
         yield Finding(
             f"known_floor.{device}",
             "ok",
-            f"device {device}: an empty pair of marks reads {_us(floor_ns)} at the least, as far as this process has seen: "
+            f"device {device}: an empty pair of marks reads {_us(floor_ns)} at the least, as seen so far: "
             f"spans of less than {_us(2 * floor_ns)} are noted as below_floor",
             values={"device": device, "floor_ns": floor_ns},
         )

@@ -93,9 +93,7 @@ def smallest_step(reads: Sequence[int]) -> int | None:
     return min(steps, default=None)
 
 
-def instrument(
-    *, tick_ns: int | None, turnaround_ns: int, cycles: bool, floor_ns: int | None = None
-) -> Instrument:
+def instrument(*, tick_ns: int | None, turnaround_ns: int, cycles: bool, floor_ns: int | None = None) -> Instrument:
     """Return what the truth is good for.
 
     Args:
