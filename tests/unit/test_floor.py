@@ -354,6 +354,7 @@ def test_without_a_stream_of_its_own_the_clock_measures_no_floor():
     read_pair(clock, place)
     assert clock.floor_ns(place) == cuda_floor.NOT_YET
     assert clock.floors() == {}
+    assert clock._devices[0].floor is None
 
 
 # -- shown ------------------------------------------------------------------------------------------------

@@ -623,6 +623,34 @@ def test_on_a_device_every_part_is_measured_and_told(monkeypatch):
     assert "Passed: 42 rows" in shown(found)
 
 
+@pytest.mark.parametrize(
+    ("floor", "allowed", "says"),
+    [
+        (400, 400, "its floor of 400 ns is allowed for"),
+        (1_301, 1_300, "its floor of 1,301 ns is higher than that of an H200: 1,300 ns are allowed for"),
+    ],
+)
+def test_spans_are_held_against_the_floor_of_this_device(monkeypatch, floor, allowed, says):
+    """What an empty pair reads here is what a pair may add, if it is no more than on an H200; the row says so."""
+    FakeLeaves(FakeDevice(floor_ns=floor, **LIKE_A_GPU), monkeypatch)
+    monkeypatch.setattr(campaign, "QUICK", Plan(regimes=(), durations_ns=()))
+    made = []
+    run = campaign.run
+    monkeypatch.setattr(
+        campaign, "run", lambda rig, session, held, **options: made.append(held) or run(rig, session, held, **options)
+    )
+    found = run_selftest(quick=True)
+    row = next(row for row in found.rows if row.name == "floor")
+    assert row.values["floor_ns"] == row.values["floor_queued_ns"] == floor
+    assert row.text.endswith(says)
+    assert [instrument.floor_ns for instrument in made] == [allowed]
+
+
+def test_a_floor_that_is_not_known_is_taken_to_be_that_of_an_h200():
+    """And the words say so."""
+    assert selftest._floor_words(None) == "its floor could not be measured: 1,300 ns are allowed for"
+
+
 def test_a_floor_that_cannot_be_measured_leaves_the_rest(monkeypatch):
     """One error row, with the driver's word; regimes are tested all the same."""
     leaves = FakeLeaves(FakeDevice(**LIKE_A_GPU), monkeypatch)
