@@ -630,8 +630,14 @@ def test_on_a_device_every_part_is_measured_and_told(monkeypatch):
         (1_301, 1_300, "its floor of 1,301 ns is higher than that of an H200: 1,300 ns are allowed for"),
     ],
 )
-def test_spans_are_held_against_the_floor_of_this_device(monkeypatch, floor, allowed, says):
-    """What an empty pair reads here is what a pair may add, if it is no more than on an H200; the row says so."""
+@pytest.mark.parametrize("known", [True, False])
+def test_spans_are_held_against_the_floor_of_this_device(monkeypatch, floor, allowed, says, known):
+    """What an empty pair reads here is what a pair may add, if it is no more than on an H200; the row says so.
+
+    Where the clock could not measure it by itself, the pairs of the row itself tell it.
+    """
+    if not known:
+        monkeypatch.setattr(FakeDevice, "floor_ns", lambda self, place: Missing("not_measured"))
     FakeLeaves(FakeDevice(floor_ns=floor, **LIKE_A_GPU), monkeypatch)
     monkeypatch.setattr(campaign, "QUICK", Plan(regimes=(), durations_ns=()))
     made = []
