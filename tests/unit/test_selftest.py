@@ -31,6 +31,7 @@ from gpu_timed.measure.regimes import REGIMES
 from gpu_timed.measure.rig import NotTestable
 from gpu_timed.measure.session import Session
 from gpu_timed.ports import NOT_GIVEN, Bench, Place
+from gpu_timed.record import Missing
 from gpu_timed.testing import FakeDevice, capture
 from gpu_timed.trials import Instrument, Row, SelfTest
 
