@@ -121,6 +121,7 @@ def _versions(library: Any) -> Iterable[Finding]:
 
 def _clock(library: Any, look: Callable[[], Inventory], *, measure: bool) -> Iterator[Finding]:
     yield clock.host(time.perf_counter_ns)
+    yield from clock.known(current.floors())
     if not measure:
         yield Finding(
             "not_measured",

@@ -118,6 +118,14 @@ class Clock(Protocol):
         """
         ...
 
+    def floor_ns(self, place: Place) -> int | Missing:
+        """Return what an empty pair of marks reads at the least on the device of *place*, in nanoseconds.
+
+        Never more than any pair has read that was given to :meth:`position`. Missing as long as it was not measured,
+        and where marks add nothing that could be told from the work. Never blocks, never raises, asks no device.
+        """
+        ...
+
     def release(self, *marks: Mark) -> None:
         """Give *marks* back for re-use. They must not be asked anything afterwards."""
         ...

@@ -37,6 +37,17 @@ _HELD_UP: Final = 4
 _HELD_UP_NS: Final = 20_000
 """A call that took the host so many times its usual time, and so much longer, was held up."""
 _ENOUGH_QUIET: Final = 3
+_BELOW: Final = 2
+"""A pair that reads less than so many floors is below the floor: what is left of it without the marks is shorter than
+an empty pair. On an H200 that is 2.5 µs: an empty pair that was queued reads 1.25, the shortest kernel in one 3.2."""
+_EMPTY: Final = 1.5
+"""A pair that reads less than so many floors holds no kernel: half a floor is more than an empty pair varies by (the
+clock steps by 32 ns, documented is half a microsecond), and less than the shortest kernel takes (2 µs on an H200)."""
+_LONG_NS: Final = 20_000
+_MUCH: Final = 8
+"""A call that took the host so long, and so many times what the device needed for it, was to do something: in 20 µs
+even torch, which takes 5 to 10 for each, launches two kernels. On an idle stream no call is eight times as long as
+its pair of marks, which lasts from its begin to its end."""
 _UNKNOWN: Final = Verdict("unknown", NOT_SET, ())
 
 
@@ -50,7 +61,16 @@ class _Device:
     start_ns: Measured
     end_ns: Measured
     uncertainty_ns: Measured
+    floor_ns: Measured
     gaps: Answer = "unknown"
+    empty: bool = False
+    """Every pair read too little for a kernel."""
+
+    @property
+    def below_floor(self) -> bool:
+        """Whether at least half of the device time may be the marks' own."""
+        device_ns, floor_ns = self.device_ns, self.floor_ns
+        return isinstance(device_ns, int) and isinstance(floor_ns, int) and device_ns < _BELOW * floor_ns
 
 
 def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
@@ -71,6 +91,7 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
     found = _nothing(missing) if missing is not None else _read_marks(span, seen_ns)
     if missing is None:
         _note_full_queue(span, found)
+        _note_floor(span, found)
     to_unix = span.host.to_unix
     ended_ns = max(span.returned_ns, span.started_ns) + span.sync_ns
     if isinstance(found.end_ns, int) and span.late == "host":
@@ -102,6 +123,7 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
         queue_ns=found.queue_ns,
         device_ns=found.device_ns,
         device_min_ns=found.min_ns,
+        floor_ns=found.floor_ns,
         sync_ns=span.sync_ns,
         device_start_ns=to_unix(found.start_ns) if isinstance(found.start_ns, int) else found.start_ns,
         device_end_ns=to_unix(found.end_ns) if isinstance(found.end_ns, int) else found.end_ns,
@@ -146,6 +168,7 @@ def blank(site: Site, unix_ns: int, reason: Missing = NOT_SAMPLED) -> Record:
         queue_ns=no,
         device_ns=no,
         device_min_ns=no,
+        floor_ns=no,
         sync_ns=no,
         device_start_ns=no,
         device_end_ns=no,
@@ -165,11 +188,13 @@ def _read_marks(span: Span, seen_ns: int) -> _Device:
         return _nothing(Missing("device_error", str(fault)))
     if len(pieces) == 1:
         return pieces[0]
-    total = _Device(0, 0, 0, pieces[0].start_ns, pieces[-1].end_ns, 0, "no")
+    total = _Device(0, 0, 0, pieces[0].start_ns, pieces[-1].end_ns, 0, 0, "no")
+    total.empty = all(piece.empty for piece in pieces)
     for piece in pieces:
         total.device_ns = _add(total.device_ns, piece.device_ns)
         total.min_ns = _add(total.min_ns, piece.min_ns)
         total.queue_ns = _add(total.queue_ns, piece.queue_ns)
+        total.floor_ns = _add(total.floor_ns, piece.floor_ns)
         total.end_ns = max(_number(total.end_ns), _number(piece.end_ns))
         total.uncertainty_ns = max(_number(total.uncertainty_ns), _number(piece.uncertainty_ns))
         total.gaps = (
@@ -204,6 +229,7 @@ def _read_segment(span: Span, segment: Segment, seen_ns: int) -> _Device:
         elif waited <= uncertainty:
             gaps = "yes"
     # From the start mark on, which may have been reached before the user's code was entered.
+    floor_ns = clock.floor_ns(place)  # after the place was asked for: with the first, the floor is measured
     longest_gap = 0 if gaps == "no" else max(0, exposed - waited) if isinstance(queue, int) else exposed
     return _Device(
         device_ns=device_ns,
@@ -212,7 +238,9 @@ def _read_segment(span: Span, segment: Segment, seen_ns: int) -> _Device:
         start_ns=position.host_ns,
         end_ns=position.host_ns + device_ns,
         uncertainty_ns=uncertainty,
+        floor_ns=floor_ns,
         gaps=gaps,
+        empty=isinstance(floor_ns, int) and device_ns < _EMPTY * floor_ns,
     )
 
 
@@ -243,6 +271,23 @@ def _note_full_queue(span: Span, found: _Device) -> None:
     place.ends.append(_number(found.end_ns))
 
 
+def _note_floor(span: Span, found: _Device) -> None:
+    """Say so where the device time is no more than marks may read by themselves; and where it should have been more.
+
+    A call whose work, all of it, went to the stream of its marks cannot take the host long and read as nothing: what it
+    launched lies between the marks. Nor can a call on an idle stream, where the marks lie as far apart as its begin
+    and its end. A kernel's own launch is on that stream for certain, and no call that waits for a result.
+    """
+    if not found.below_floor:
+        return
+    span.note("below_floor")
+    launch_ns, device_ns = _launch(span), found.device_ns
+    if not isinstance(launch_ns, int) or not isinstance(device_ns, int):
+        return
+    if found.empty and span.launch is None and launch_ns >= max(_LONG_NS, _MUCH * device_ns):
+        span.note("no_work_on_stream")
+
+
 def _launch(span: Span) -> Measured:
     if span.spoiled:
         return FAULT
@@ -259,11 +304,13 @@ def _bound(found: _Device) -> Bound:
     """Say ``device`` when at least nine tenths of the device time cannot have been launch gaps."""
     if isinstance(found.device_ns, Missing) or isinstance(found.min_ns, Missing) or found.device_ns == 0:
         return "unknown"
+    if found.below_floor:  # the marks may be all that was
+        return "unknown"
     return "device" if found.min_ns >= _PROVEN * found.device_ns else "unknown"
 
 
 def _nothing(reason: Missing) -> _Device:
-    return _Device(reason, reason, reason, reason, reason, reason)
+    return _Device(reason, reason, reason, reason, reason, reason, reason)
 
 
 def _describe(place: Any) -> DeviceInfo:

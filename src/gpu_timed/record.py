@@ -40,6 +40,7 @@ class Missing:
     ``not_set``              nobody asked for it
     ``simulated``            Numba's simulator or Triton's interpreter ran the kernel, in Python
     ``no_results``           the runtime shows its work by its results only, and the call left none
+    ``not_measured``         what would tell was not measured yet, or cannot be with this clock
     """
 
     reason: str
@@ -130,11 +131,15 @@ class Record:
     queue_ns: Measured
     """From the host placing the start mark to the device reaching it: the wait behind earlier work."""
     device_ns: Measured
-    """From the start mark to the end mark, on the device."""
+    """From the start mark to the end mark, on the device. Never negative; of it, ``floor_ns`` may be the marks' own."""
     device_min_ns: Measured
     """What remains of ``device_ns`` if the device waited for the host whenever it could have, that is until
     the end mark, placed just after the function returned, could reach it. The truth lies between the two,
-    within ``uncertainty_ns`` and the floor of the clock."""
+    within ``uncertainty_ns`` and ``floor_ns``."""
+    floor_ns: Measured
+    """What an empty pair of marks reads at the least on this device, once for each resumption, which has a pair of its
+    own: of ``device_ns`` that much may be the marks' own. It is the least of what was ever read in this process, so it
+    may become less, never more."""
     sync_ns: Measured
     """Host time spent waiting at the span boundary; 0 when the policy is not to wait."""
     busy_ns: Measured = NEEDS_KERNEL_RECORDS
@@ -172,7 +177,8 @@ class Record:
     mode_reason: str = ""
     """Why the mode that ran is not the one that was asked for."""
     bound: Bound = "unknown"
-    """What limits the call. From marks alone only ``device`` can be told."""
+    """What limits the call. From marks alone only ``device`` can be told, and nothing where ``device_ns`` is
+    ``below_floor``."""
 
     sync: str
     """The sync policy: ``boundary``, ``deferred`` or ``device``."""
@@ -186,7 +192,16 @@ class Record:
     quality: tuple[str, ...] = ()
     """Notes on what is doubtful about the numbers: ``interleaved``, ``result_on_other_device``, ``anchor_fault``,
     ``segments_overflow``, ``launch_queue_full`` (the launch waited for room in the device's queue: ``launch_ns``
-    is not what launching costs)."""
+    is not what launching costs), and two that are told by the floor:
+
+    ``below_floor``: ``device_ns`` is less than twice ``floor_ns``. At least half of it may be the marks' own, and the
+    work it holds is shorter than an empty pair reads: take it for "next to nothing", and compare it with nothing.
+
+    ``no_work_on_stream``: the call took the host long, and still ``device_ns`` is hardly more than ``floor_ns``. What
+    the call did, it did on another stream, on the host, or not at all; ``sync="device"`` counts other streams.
+    It is told only where the device was behind when the call began. On an idle stream the pair of marks lasts as
+    long as the call, whatever is in it: there ``device_min_ns`` of 0 says that it may be nothing, and no note is
+    made, for a function of many small launches reads the same."""
 
     def __repr__(self) -> str:
         """Show what was measured, and each reason for what was not once."""

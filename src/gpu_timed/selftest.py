@@ -26,7 +26,7 @@ from gpu_timed.measure.session import Session
 from gpu_timed.ports import Launch
 from gpu_timed.record import Missing
 from gpu_timed.settings import SyncPolicy
-from gpu_timed.trials import Instrument, Row, SelfTest
+from gpu_timed.trials import FLOOR_NS, Instrument, Row, SelfTest
 
 _LONGEST_S: Final = 600.0
 _QUICK_S: Final = 15.0
@@ -75,8 +75,11 @@ def run_selftest(*, quick: bool = False, seconds: float = 60.0, progress: Progre
     return SelfTest(VERSION, environment, tuple(rows))
 
 
-def figure_rows(rig: Rig) -> tuple[list[Row], Instrument]:
-    """Measure how good the truth of *rig* is: its timer and its kernels; returns the rows, and what they mean."""
+def figure_rows(rig: Rig, floor_ns: int | None = None) -> tuple[list[Row], Instrument]:
+    """Measure how good the truth of *rig* is: its timer and its kernels; returns the rows, and what they mean.
+
+    *floor_ns* is the floor of the device in nanoseconds, if it is known.
+    """
     rows: list[Row] = []
     tick_ns: int | None = 1
     cycles = False
@@ -103,7 +106,7 @@ def figure_rows(rig: Rig) -> tuple[list[Row], Instrument]:
         rows.append(Row(section="device", name="turnaround", verdict="info", text=text, values=values))
     except Exception as error:  # noqa: BLE001
         rows.append(_failed("device", "turnaround", error))
-    return rows, known.instrument(tick_ns=tick_ns, turnaround_ns=turnaround_ns, cycles=cycles)
+    return rows, known.instrument(tick_ns=tick_ns, turnaround_ns=turnaround_ns, cycles=cycles, floor_ns=floor_ns)
 
 
 # -- the host -------------------------------------------------------------------------------------------------
@@ -166,13 +169,14 @@ def _device_rows(environment: dict[str, Any], plan: Plan, until_s: float, progre
         raise NotTestable(why_not)
     device = torch_rig.synchronized()
     environment.update(_card(device))
-    yield from _isolated("device", lambda: _floor_rows(device))
+    floors = list(_isolated("device", lambda: _floor_rows(device)))
+    yield from floors
     candidates = [(name, _maker(*leaf)) for name, leaf in _LEAVES.items()]
     found = known.find(candidates, torch_rig.TorchRig)
     environment["kernel"] = found.kernel
     environment["kernels_refused"] = found.refused
     environment["regimes"] = {regime.name: regime.words for regime in plan.regimes}
-    rows, instrument = figure_rows(found.rig)
+    rows, instrument = figure_rows(found.rig, next((row.values.get("floor_ns") for row in floors), None))
     yield from rows
     with _session() as session:
         words, settle = "with two device marks, nothing exported", found.rig.settle
@@ -198,14 +202,26 @@ def _floor_rows(device: int) -> Iterator[Row]:
     """Measure what an empty pair of marks reads, as ``gpu-timed doctor`` does."""
     with cuda_devices.bench(cuda_devices.load(), device) as bench:
         figures = clock_diagnosis.measure(bench)
+        least = bench.place.clock.floor_ns(bench.place)
+    read = (least, figures.floor_queued_min_ns, figures.floor_idle_min_ns)
+    floor_ns = min((reading for reading in read if isinstance(reading, int)), default=None)
     queued = f"{figures.floor_queued_ns:,.0f} ns" if figures.floor_queued_ns is not None else "not measured"
     yield Row(
         section="device",
         name="floor",
         verdict="info",
-        text=f"an empty span reads {figures.floor_idle_ns:,.0f} ns on an idle stream, {queued} behind other work",
-        values=asdict(figures),
+        text=f"an empty span reads {figures.floor_idle_ns:,.0f} ns on an idle stream, {queued} behind other work; "
+        + _floor_words(floor_ns),
+        values={**asdict(figures), "floor_ns": floor_ns},
     )
+
+
+def _floor_words(floor_ns: int | None) -> str:
+    if floor_ns is None:
+        return f"its floor could not be measured: {FLOOR_NS:,} ns are allowed for"
+    if floor_ns > FLOOR_NS:
+        return f"its floor of {floor_ns:,} ns is higher than that of an H200: {FLOOR_NS:,} ns are allowed for"
+    return f"its floor of {floor_ns:,} ns is allowed for"
 
 
 def _timer_row(step_ns: int, cycles_per_ns: float) -> Row:

@@ -31,7 +31,8 @@ VERDICTS: Final[tuple[Verdict, ...]] = ("ok", "info", "skipped", "fail", "error"
 """Within its budget; shown, with no budget of its own; not tested, and why; outside its budget; could not be run."""
 SCHEMA: Final = 1
 FLOOR_NS: Final = 1_300
-"""What a pair of marks may add to work that was queued: 1.25 µs on an H200, by steps of 32 ns."""
+"""What a pair of marks may add to work that was queued: 1.25 µs on an H200, by steps of 32 ns. Where the device's own
+floor was measured that counts, but never more than this."""
 SHARE: Final = 0.99
 """Of the spans of a row: how many must keep each promise."""
 
@@ -78,7 +79,7 @@ class Instrument:
     """How good the truth itself is, as measured on this machine. Nanoseconds."""
 
     floor_ns: int = FLOOR_NS
-    """What a pair of marks may add."""
+    """What a pair of marks may add: as measured of this device, or :data:`FLOOR_NS` where it could not be."""
     tick_ns: int = 1
     """Smallest step of the timer that the kernels spin on."""
     turnaround_ns: int = 0

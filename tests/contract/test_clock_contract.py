@@ -48,6 +48,7 @@ class FakeBench:
     """How often a clock that a busy host holds up may try to be narrow."""
 
     def __init__(self, *, slack_ns: int = 0, drift_ppm: float = 0.0, pause_ns: int = 0, **options: Any) -> None:
+        self.floor_ns = (options.get("floor_ns", 0),) * 2
         self.device = FakeDevice(drift_ppm=drift_ppm, **options)
         self.clock = self.locator = self.device
         self.pause_ns = pause_ns
@@ -122,6 +123,9 @@ class FakeBench:
 
 class CudaBench:
     """The real clock on torch's device 0."""
+
+    floor_ns = (500, 3_000)
+    """1.25 µs on an H200; the documented resolution of an event is half a microsecond."""
 
     lacks: Mapping[str, str] = {}
     step_ns = 100  # float32 milliseconds
@@ -331,6 +335,7 @@ class FenceBench:
         "captures": "nothing is captured where there are no streams, and what is traced has no place",
         "lasting errors": "each result fails by itself, and what was there before stays known",
         "devices": "a result is waited for wherever it lives",
+        "floor": "no marks are put on a device",
     }
     tries = 10
 
@@ -414,6 +419,7 @@ BENCHES: dict[str, Callable[[], Any]] = {
     "skewed": lambda: FakeBench(skew_ns=-7_000_000_000, drift_ppm=23.0, pause_ns=1_100 * MS, launch_latency_ns=4_000),
     "slow": lambda: FakeBench(skew_ns=1 << 50, drift_ppm=-31.5, pause_ns=700 * MS),
     "late": lambda: FakeBench(lateness_ns=2 * MS, launch_latency_ns=9_000, drift_ppm=3.5, pause_ns=1_100 * MS),
+    "floored": lambda: FakeBench(floor_ns=1_250, slack_ns=2_000, launch_latency_ns=4_000, pause_ns=1_100 * MS),
     "fence": FenceBench,
     "cuda": _cuda,
 }
@@ -563,6 +569,30 @@ def test_elapsed_adds_up(bench: Any) -> None:
     parts = bench.clock.elapsed_ns(first, second) + bench.clock.elapsed_ns(second, third)
     assert abs(bench.clock.elapsed_ns(first, third) - parts) <= bench.step_ns
     bench.clock.release(*marks)
+
+
+def test_the_floor_is_no_more_than_any_pair_has_read(bench: Any) -> None:
+    """Unknown, or no more than the least pair that was placed; from any thread, and without asking the device."""
+    place, least = here(bench), 2**63
+    for held in (False, True):
+        pairs = []
+        with bench.hold() if held else contextlib.nullcontext():
+            for _ in range(20):
+                called = bench.now_ns()
+                pairs.append((called, marked(bench), marked(bench)))
+        bench.settle()
+        for called, start, end in pairs:
+            elapsed = bench.clock.elapsed_ns(start, end)
+            bench.clock.position(start, elapsed, called, bench.now_ns())
+            bench.clock.release(start, end)
+            least = min(least, elapsed)
+    floor = bench.clock.floor_ns(place)
+    assert elsewhere(lambda: bench.clock.floor_ns(place)) == floor
+    if "floor" in bench.lacks:
+        assert floor == Missing("not_measured", floor.detail)
+        assert floor.detail
+    else:
+        assert bench.floor_ns[0] <= floor <= min(least, bench.floor_ns[1])
 
 
 # -- positions --------------------------------------------------------------------------------------------

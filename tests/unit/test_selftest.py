@@ -31,6 +31,7 @@ from gpu_timed.measure.regimes import REGIMES
 from gpu_timed.measure.rig import NotTestable
 from gpu_timed.measure.session import Session
 from gpu_timed.ports import NOT_GIVEN, Bench, Place
+from gpu_timed.record import Missing
 from gpu_timed.testing import FakeDevice, capture
 from gpu_timed.trials import Instrument, Row, SelfTest
 
@@ -621,6 +622,40 @@ def test_on_a_device_every_part_is_measured_and_told(monkeypatch):
     assert found.exit_code == 0
     json.loads(found.to_json())
     assert "Passed: 42 rows" in shown(found)
+
+
+@pytest.mark.parametrize(
+    ("floor", "allowed", "says"),
+    [
+        (400, 400, "its floor of 400 ns is allowed for"),
+        (1_301, 1_300, "its floor of 1,301 ns is higher than that of an H200: 1,300 ns are allowed for"),
+    ],
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_spans_are_held_against_the_floor_of_this_device(monkeypatch, floor, allowed, says, known):
+    """What an empty pair reads here is what a pair may add, if it is no more than on an H200; the row says so.
+
+    Where the clock could not measure it by itself, the pairs of the row itself tell it.
+    """
+    if not known:
+        monkeypatch.setattr(FakeDevice, "floor_ns", lambda self, place: Missing("not_measured"))
+    FakeLeaves(FakeDevice(floor_ns=floor, **LIKE_A_GPU), monkeypatch)
+    monkeypatch.setattr(campaign, "QUICK", Plan(regimes=(), durations_ns=()))
+    made = []
+    run = campaign.run
+    monkeypatch.setattr(
+        campaign, "run", lambda rig, session, held, **options: made.append(held) or run(rig, session, held, **options)
+    )
+    found = run_selftest(quick=True)
+    row = next(row for row in found.rows if row.name == "floor")
+    assert row.values["floor_ns"] == row.values["floor_queued_ns"] == floor
+    assert row.text.endswith(says)
+    assert [instrument.floor_ns for instrument in made] == [allowed]
+
+
+def test_a_floor_that_is_not_known_is_taken_to_be_that_of_an_h200():
+    """And the words say so."""
+    assert selftest._floor_words(None) == "its floor could not be measured: 1,300 ns are allowed for"
 
 
 def test_a_floor_that_cannot_be_measured_leaves_the_rest(monkeypatch):

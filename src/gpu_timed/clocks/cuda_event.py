@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from gpu_timed.clocks import cuda_driver as driver
+from gpu_timed.clocks.cuda_floor import NOT_YET, Floor
 from gpu_timed.clocks.timeline import Timeline
 from gpu_timed.errors import DeviceFault
 from gpu_timed.ports import NOT_GIVEN, DeviceInfo, Place, Position
@@ -54,6 +55,7 @@ class _Device:
         self.lock = threading.Lock()
         self.timeline = Timeline()
         self.anchor_stream = 0
+        self.floor: Floor | None = None
         self.epoch: CudaMark | None = None
         self.epoch_ns = 0
         self.anchored_at = 0
@@ -154,6 +156,8 @@ class CudaEventClock:
         with device.lock:
             if device.epoch is None or self._now_ns() - device.anchored_at > _ANCHOR_EVERY_NS:
                 self._anchor(device)
+            if device.floor is not None:
+                device.floor.learn(elapsed_ns)
             if device.epoch is None:  # no anchor to be had: the order of events still says this much
                 slack = max(0, seen_ns - elapsed_ns - called_ns)
                 return Position(called_ns + slack // 2, slack // 2 + _RESOLUTION_NS, False, device.latency_ns)
@@ -165,6 +169,16 @@ class CudaEventClock:
                 device.anchored_at -= _ANCHOR_EVERY_NS  # pin it anew with the next span
         rounding = _RESOLUTION_NS + math.ceil(abs(since_epoch) * 1e6 * _FLOAT32_ULP)
         return Position(host_ns, half + rounding, fault=fault, latency_ns=latency)
+
+    def floor_ns(self, place: Place) -> int | Missing:
+        """Return what an empty pair of marks reads at the least, measured with the first anchor; asks no device."""
+        device = self._devices.get(place.device)
+        return NOT_YET if device is None or device.floor is None else device.floor.ns
+
+    def floors(self) -> dict[int, int]:
+        """Return the floors that are known so far, in nanoseconds, by index of the device; asks no device."""
+        found = {index: device.floor.ns for index, device in list(self._devices.items()) if device.floor is not None}
+        return {index: floor for index, floor in found.items() if isinstance(floor, int)}
 
     def release(self, *marks: AnyMark) -> None:
         """Put events back into their device's pool."""
@@ -194,6 +208,8 @@ class CudaEventClock:
                 with self._context(device):
                     for mark in (*device.free, *([device.epoch] if device.epoch else [])):
                         self.cuda_library.cuEventDestroy_v2(mark.handle)
+                    if device.floor is not None:
+                        device.floor.close()
                     if device.anchor_stream:
                         self.cuda_library.cuStreamDestroy_v2(device.anchor_stream)
             self._devices.clear()
@@ -251,6 +267,8 @@ class CudaEventClock:
         if not device.anchor_stream:
             with self._context(device):
                 device.anchor_stream = driver.create_stream(self.cuda_library)
+                if device.anchor_stream:
+                    device.floor = Floor(self.cuda_library)
         latencies: list[int] = []
         for _ in range(_ANCHOR_TRIALS):
             mark = self._take(device)
@@ -276,6 +294,8 @@ class CudaEventClock:
             device.timeline.not_after(device.epoch_ns, after)
         device.timeline.settle()
         device.latency_ns = sorted(latencies)[len(latencies) // 2]
+        if device.floor is not None:
+            device.floor.measure(device.anchor_stream, now_ns)
         device.anchored_at = now_ns()
 
     def _take(self, device: _Device) -> CudaMark:

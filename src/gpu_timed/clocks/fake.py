@@ -90,6 +90,8 @@ class FakeDevice:
         lateness_ns: How long after the end of work the host can first see it.
         skew_ns: Distance between device time and host time.
         drift_ppm: How much faster the device's clock runs than the host's, in parts per million.
+        floor_ns: How long the device takes over a mark: an empty pair reads so much, and a pair around queued work
+            so much more than the work.
     """
 
     name = "fake"
@@ -103,12 +105,14 @@ class FakeDevice:
         lateness_ns: int = 0,
         skew_ns: int = 123_456_789,
         drift_ppm: float = 0.0,
+        floor_ns: int = 0,
     ) -> None:
         self.host_clock: Any = _RealHost() if realtime else FakeHost()
         self.host = HostClock(self.host_clock.now_ns, self.host_clock.unix_ns)
         self.launch_latency_ns = launch_latency_ns
         self.lateness_ns = lateness_ns
         self.marks_in_use = 0
+        self._floor = floor_ns
         self._origin = self.host_clock.now_ns()
         self._skew = skew_ns
         self._rate = 1 + drift_ppm * 1e-6
@@ -275,6 +279,14 @@ class FakeDevice:
             host_ns, half, fault = timeline.span(self._stamp(mark), elapsed_ns, called_ns, seen_ns)
             return Position(host_ns, half + 1, fault=fault, latency_ns=self.launch_latency_ns)
 
+    def floor_ns(self, place: Place) -> int | Missing:  # noqa: ARG002 - all devices are alike
+        """Return what an empty pair reads at the least."""
+        return self._floor
+
+    def floors(self) -> dict[int, int]:
+        """Return the floors of the devices that were used so far, by index."""
+        return dict.fromkeys((device for device, _ in self._places), self._floor)
+
     def release(self, *marks: AnyMark) -> None:
         """Count the marks back in."""
         with self._lock:
@@ -311,7 +323,7 @@ class FakeDevice:
         begin = max(self.host_clock.now_ns() + self.launch_latency_ns, stream.ready_at)
         if isinstance(item, FakeMark):
             item.at_ns = begin
-            stream.ready_at = begin
+            stream.ready_at = begin + self._floor
         else:
             stream.ready_at = begin + item
 

@@ -23,6 +23,7 @@ from gpu_timed.ports import Mark as AnyMark
 from gpu_timed.record import NO_RESULTS, Missing
 
 GIVEN_AWAY: Final = Missing("no_results", "a result was given away (donated) before it was there")
+NO_FLOOR: Final = Missing("not_measured", "results are looked at, no marks are put on a device")
 _OVERFLOW: Final = Missing("overflow")
 _MOST_PENDING: Final = 10_000
 _SHORTEST_LOOK_S: Final = 0.000_05
@@ -183,6 +184,10 @@ class FenceClock:
         """Return when *start* was reached: stamped on the host's axis to begin with."""
         mark = _fence(start)
         return Position(mark.at_ns, mark.window_of_pair_ns + 1, fault=False)
+
+    def floor_ns(self, place: Place) -> Missing:  # noqa: ARG002 - of no place
+        """Return that there is none: how far off a stamp may be is in the uncertainty of each span."""
+        return NO_FLOOR
 
     def release(self, *marks: AnyMark) -> None:
         """Let go of the results."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -108,6 +108,18 @@ def findings(bench: Bench) -> Iterator[Finding]:
         f"device {device}: placing a mark costs {_us(figures.mark_ns)}; a span places two",
         values={"device": device, "mark_ns": figures.mark_ns},
     )
+
+
+def known(floors: Mapping[int, int]) -> Iterator[Finding]:
+    """Report the *floors* (nanoseconds, by device) that the spans of this process have been held against."""
+    for device, floor_ns in sorted(floors.items()):
+        yield Finding(
+            f"known_floor.{device}",
+            "ok",
+            f"device {device}: an empty pair of marks reads {_us(floor_ns)} at the least, as seen so far: "
+            f"spans of less than {_us(2 * floor_ns)} are noted as below_floor",
+            values={"device": device, "floor_ns": floor_ns},
+        )
 
 
 def host(now_ns: Callable[[], int]) -> Finding:

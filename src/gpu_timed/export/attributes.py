@@ -22,6 +22,8 @@ DEVICE_DURATION: Final = "gpu_timed.device.duration_ns"
 """Nanoseconds from start mark to end mark on the device."""
 DEVICE_MIN: Final = "gpu_timed.device.min_ns"
 """What remains of it if the device waited for the host whenever it could have."""
+FLOOR: Final = "gpu_timed.floor_ns"
+"""What an empty pair of marks reads at the least on the device: so much of its duration may be the marks' own."""
 DEVICE_INDEX: Final = "gpu_timed.device.index"
 """Index of the device, as the runtime counts."""
 DEVICE_STREAM: Final = "gpu_timed.device.stream"
@@ -98,7 +100,8 @@ def of_host_span(record: Record) -> dict[str, AttributeValue]:
 def of_device_span(record: Record) -> dict[str, AttributeValue]:
     """Return the attributes of the span that shows the device's work."""
     found = _device(record)
-    for name, value in ((DEVICE_DURATION, record.device_ns), (UNCERTAINTY, record.uncertainty_ns)):
+    measured = {DEVICE_DURATION: record.device_ns, FLOOR: record.floor_ns, UNCERTAINTY: record.uncertainty_ns}
+    for name, value in measured.items():
         if not isinstance(value, Missing):
             found[name] = value
     found[CLOCK] = record.clock
@@ -117,6 +120,7 @@ def _put_measured(found: dict[str, AttributeValue], record: Record) -> None:
     measured = {
         DEVICE_DURATION: record.device_ns,
         DEVICE_MIN: record.device_min_ns,
+        FLOOR: record.floor_ns,
         LAUNCH_DURATION: record.launch_ns,
         QUEUE_DURATION: record.queue_ns,
         SYNC_DURATION: record.sync_ns,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpu_timed.measure.rig import Kernel, NotTestable, Rig
-from gpu_timed.trials import Instrument, Stamp
+from gpu_timed.trials import FLOOR_NS, Instrument, Stamp
 
 TICKS: Final = 20
 """A kernel that lasts fewer steps of the timer than this cannot be timed by it."""
@@ -93,15 +93,18 @@ def smallest_step(reads: Sequence[int]) -> int | None:
     return min(steps, default=None)
 
 
-def instrument(*, tick_ns: int | None, turnaround_ns: int, cycles: bool) -> Instrument:
+def instrument(*, tick_ns: int | None, turnaround_ns: int, cycles: bool, floor_ns: int | None = None) -> Instrument:
     """Return what the truth is good for.
 
     Args:
         tick_ns: The smallest step of the timer; None where kernels have none, and are as long as was calibrated.
         turnaround_ns: As :func:`turnaround` gives it.
         cycles: Whether kernels that are too short for the timer are known by the multiprocessor's cycles.
+        floor_ns: What an empty pair of marks was measured to read at the least on this device, if it was. More than
+            :data:`~gpu_timed.trials.FLOOR_NS` is not allowed for.
     """
+    floor = FLOOR_NS if floor_ns is None else min(floor_ns, FLOOR_NS)
     if tick_ns is None:
-        return Instrument(turnaround_ns=turnaround_ns, doubt=CALIBRATED)
+        return Instrument(floor_ns=floor, turnaround_ns=turnaround_ns, doubt=CALIBRATED)
     least = 0 if cycles else TICKS * tick_ns
-    return Instrument(tick_ns=tick_ns, turnaround_ns=turnaround_ns, least_ns=least)
+    return Instrument(floor_ns=floor, tick_ns=tick_ns, turnaround_ns=turnaround_ns, least_ns=least)
