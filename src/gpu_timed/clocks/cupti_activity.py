@@ -85,6 +85,7 @@ class KernelRecords:
         self._chunks: list[Chunk] = []
         self._kept = self._over = 0
         self._faults: list[str] = []
+        self._dropped: int | None = None
         self._began_ns = 0
         #: What the ``with`` block found, once it has ended.
         self.found: Records | None = None
@@ -125,9 +126,7 @@ class KernelRecords:
         if not self._undo:
             raise RecordsUnavailable("this session has not begun, or has ended: start() it first")
         self._safely("flush", lambda: self._cupti.activity_flush_all(_FORCED))
-        found = self._found()
-        self._began_ns = time.time_ns()
-        return found
+        return self._found()
 
     def stop(self) -> Records:
         """End the session, detach CUPTI, and return what there is since the last time. Wait for the device before.
@@ -184,8 +183,6 @@ class KernelRecords:
             step()
         except Exception as error:  # noqa: BLE001 - the other steps must be done all the same
             self._fault(f"{name}: {type(error).__name__}: {error}")
-
-    _dropped: int | None = None
 
     def _count_dropped(self) -> int:
         """Return how many records CUPTI had no room for since it was last asked."""
@@ -267,7 +264,7 @@ def usable() -> str:
     try:
         load()
     except GpuTimedError as error:
-        return str(error).splitlines()[0]
+        return " ".join(str(error).split())
     return ""
 
 
