@@ -3,10 +3,14 @@
     python tests/perf/intervals.py [--spans 10000] [--json FILE]
 
 Spans of torch operations from one kernel of a microsecond to a 24-layer MLP, eager and as CUDA graphs, ``boundary``
-and ``deferred`` in turn, in four regimes: on an idle stream, behind queued work, beside a busy stream, beside a busy
-Python thread. The truth of each is CUPTI's own: from the start of its first kernel (copy, memset) to the end of its
-last one, for the very same execution. The slack is the floor of the marks (1.3 µs) and an event's documented
-resolution (0.5 µs); shares without it are shown as well.
+and ``deferred`` in turn, in four regimes: on an idle stream, behind queued work, beside a busy stream (whose kernels
+leave nearly all multiprocessors free), beside a busy Python thread. A fifth one, ``contended``, is shown by itself:
+there another stream's products fill the whole device, and a kernel that the device has reached still waits for room,
+which is no launch gap, and which marks cannot tell from work.
+
+The truth of each is CUPTI's own: from the start of its first kernel (copy, memset) to the end of its last one, for the
+very same execution. The slack is the floor of the marks (1.3 µs) and an event's documented resolution (0.5 µs); shares
+without it are shown as well.
 
 Kernel records slow launches down (some 12 %; graph replays some 17 %): the gaps, and so the widths of the intervals,
 are a little larger here than without them.
@@ -35,11 +39,13 @@ from gpu_timed.measure.rig import spinning_thread
 from gpu_timed.testing import capture
 
 REGIMES = ("idle", "queued", "busy_stream", "busy_thread")
+CONTENDED = "contended"
 POLICIES = ("boundary", "deferred")
 KINDS = ("kernel", "memcpy", "memset")
 CHUNK = 48
 TOLERANCE_NS = FLOOR_NS + RESOLUTION_NS
 LEAD_NS = 600_000
+BESIDE_NS = 2_000_000
 LONG_LEAD_NS = 6_000_000
 """Work in front of a queued span: longer than opening it and launching its work takes the host."""
 MANY = 10
@@ -107,6 +113,8 @@ class Bench:
             for work in self.works.values():
                 work()
             self.busy()
+            with torch.cuda.stream(self.other):
+                self.spin(BESIDE_NS)
         torch.cuda.synchronize()
 
     def calibrate(self, session: KernelRecords) -> None:
@@ -126,7 +134,7 @@ class Bench:
         self.other_streams = {(one.context, one.stream) for one in session.take().executions}
 
     def busy(self) -> None:
-        """Queue about half a millisecond of work on the other stream."""
+        """Queue about half a millisecond of work on the other stream, which fills the device."""
         with torch.cuda.stream(self.other):
             for _ in range(3):
                 self._other_work()
@@ -137,20 +145,26 @@ class Bench:
             self.spin(LONG_LEAD_NS if self.counts[name] >= MANY else LEAD_NS)
         else:
             torch.cuda.synchronize()
-            if regime == "busy_stream":
+            if regime == CONTENDED:
                 self.busy()
+            elif regime == "busy_stream":
+                with torch.cuda.stream(self.other):
+                    self.spin(BESIDE_NS)
         with gpu_span(name, sync=sync):
             self.works[name]()
 
 
 def measure(bench: Bench, session: KernelRecords, spans: int) -> tuple[list[dict[str, Any]], Counter[str], list[str]]:
-    """Return each span beside the truth, how many could not be matched, and what the records lacked."""
+    """Return each span beside the truth, how many could not be matched, and what the records lacked.
+
+    *spans* are those of the four regimes together; the fifth has as many as each of them.
+    """
     found: list[dict[str, Any]] = []
     unmatched: Counter[str] = Counter()
     notes: list[str] = []
     each = max(len(POLICIES), spans // len(REGIMES))
     order = [(sync, name) for name in bench.works for sync in POLICIES]
-    for regime in REGIMES:
+    for regime in (*REGIMES, CONTENDED):
         made = 0
         with busy_thread(regime):
             while made < each:
@@ -172,9 +186,7 @@ def measure(bench: Bench, session: KernelRecords, spans: int) -> tuple[list[dict
                 if kernels is None or [record.name for record in ordered] != [name for _, name in plan]:
                     unmatched[regime] += len(plan)
                     continue
-                found += [
-                    beside(regime, record, truth.span_ns) for record, truth in zip(ordered, kernels, strict=True)
-                ]
+                found += [beside(regime, record, truth.span_ns) for record, truth in zip(ordered, kernels, strict=True)]
     return found, unmatched, notes
 
 
@@ -278,16 +290,17 @@ def main() -> None:
     with KernelRecords(kinds=KINDS) as session:
         bench.calibrate(session)
         spans, unmatched, notes = measure(bench, session, options.spans)
+    held = [one for one in spans if one["regime"] != CONTENDED]
     found = {
         "environment": environment(torch),
         "settings": {"spans": options.spans, "tolerance_ns": TOLERANCE_NS, "executions": bench.counts},
-        "all": figures(spans),
+        "all": figures(held),
         "by_regime": grouped(spans, "regime", "sync"),
-        "by_work": grouped(spans, "work"),
+        "by_work": grouped(held, "work"),
         "by_regime_work": grouped(spans, "regime", "work"),
         "unmatched": dict(unmatched),
         "incomplete_records": notes,
-        "outside": [one for one in spans if one["measured"] and not one["inside"]][:200],
+        "outside": [one for one in held if one["measured"] and not one["inside"]][:200],
     }
     print(found["environment"])
     show(found)

@@ -1,4 +1,4 @@
-"""What the scripts that hold spans against CUPTI's kernel records have in common: matching, shares, and the surroundings.
+"""What the scripts that hold spans against CUPTI's kernel records have in common: matching, shares, surroundings.
 
 Nothing here imports torch by itself, so that the arithmetic can be tried without a device.
 """

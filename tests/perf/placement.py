@@ -18,6 +18,7 @@ truth; records slow launches down by some 12 %, which moves no position.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -221,7 +222,7 @@ def measure(minutes: float, pause_s: float, rate: float) -> dict[str, Any]:
         "unmatched": lost["unmatched"],
         "incomplete_records": notes,
         "realtime_steps_ns": {
-            "largest": max((abs(b - a) for a, b in zip(offsets, offsets[1:], strict=False)), default=0),
+            "largest": max((abs(b - a) for a, b in itertools.pairwise(offsets)), default=0),
             "range": max(offsets) - min(offsets),
             "series": clocks,
         },

@@ -9,8 +9,9 @@ times out of 200 on an H200. Every session asks that again before it begins.
 Names of ``cupti.cupti`` used, as of cupti-python 13.0.1 (public; they follow CUPTI's C interface): ``subscribe_v2``,
 ``unsubscribe``, ``SubscriberParams``, ``activity_register_callbacks``, ``activity_enable``, ``activity_disable``,
 ``activity_flush_all``, ``activity_get_num_dropped_records``, ``get_timestamp``, ``finalize``, ``ActivityKind``, the
-``activity_*_dtype`` and the records' ``ptr``. torch 2.14 has a monitor of its own in ``torch.profiler._cupti``: private,
-and for libcupti 13.3 and later, so nothing is built on it; while it runs, it holds CUPTI like any other profiler.
+``activity_*_dtype`` and the records' ``ptr``. torch 2.14 has a monitor of its own in ``torch.profiler._cupti``:
+private, and for libcupti 13.3 and later, so nothing is built on it; while it runs, it holds CUPTI like any other
+profiler.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -165,7 +167,7 @@ class KernelRecords:
         self._undo.append(("flush", lambda: cupti.activity_flush_all(_FORCED)))
         for number in self._layouts:
             cupti.activity_enable(number)
-            self._undo.append(("disable", lambda number=number: cupti.activity_disable(number)))
+            self._undo.append(("disable", functools.partial(cupti.activity_disable, number)))
 
     def _detach(self) -> None:
         """Undo what :meth:`_attach` did, the other way round: disable, flush, unsubscribe, finalise."""
