@@ -106,7 +106,7 @@ class Row:
     """One thing that was measured, held against its budget if it has one."""
 
     section: str
-    """``host``, ``device`` or ``regime``."""
+    """``host``, ``device``, ``regime`` or ``cupti``: the same regimes, held against CUPTI's kernel records."""
     name: str
     """What was measured; of a regime, how the work was launched."""
     verdict: Verdict

@@ -285,9 +285,9 @@ def main() -> None:
     parser.add_argument("--spans", type=int, default=10_000)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    bench = Bench()
-    bench.warm_up()
     with KernelRecords(kinds=KINDS) as session:
+        bench = Bench()  # graphs that were captured before CUPTI was there may be unknown to it
+        bench.warm_up()
         bench.calibrate(session)
         spans, unmatched, notes = measure(bench, session, options.spans)
     held = [one for one in spans if one["regime"] != CONTENDED]

@@ -182,11 +182,6 @@ def figures(spans: list[dict[str, Any]]) -> dict[str, Any]:
 
 def measure(minutes: float, pause_s: float, rate: float) -> dict[str, Any]:
     """Make spans for *minutes* in all, the pause in their middle included."""
-    work = Work()
-    for way in KERNELS:  # what the first spans load and allocate
-        for duration in DURATIONS_NS:
-            work.span(way, duration)
-    torch.cuda.synchronize()
     active_s = max(2 * CHUNK_S, 60 * minutes - pause_s)
     spans: list[dict[str, Any]] = []
     clocks: list[tuple[float, int]] = []
@@ -194,6 +189,12 @@ def measure(minutes: float, pause_s: float, rate: float) -> dict[str, Any]:
     notes: list[str] = []
     resumed_ns, made, paused = 0, 0, pause_s <= 0
     with KernelRecords() as session:
+        work = Work()  # graphs that were captured before CUPTI was there may be unknown to it
+        for way in KERNELS:  # what the first spans load and allocate
+            for duration in DURATIONS_NS:
+                work.span(way, duration)
+        torch.cuda.synchronize()
+        session.take()
         begin = time.perf_counter()
         used = 0.0
         while used < active_s:
