@@ -38,6 +38,25 @@ def records(**options: Any) -> Any:
     return KernelRecords(**options)
 
 
+def run(program: str, variables: dict[str, str] | None = None) -> None:
+    """Run *program* in a process of its own: what it must show is that nothing crashes. It prints DONE at its end."""
+    path = os.pathsep.join(
+        part for part in (str(Path(gpu_timed.__file__).parents[1]), os.environ.get("PYTHONPATH", "")) if part
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TEARDOWN_CUPTI"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**environment, "PYTHONPATH": path, **(variables or {})},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    print(done.stdout, done.stderr[-3_000:])
+    assert done.returncode == 0
+    assert done.stdout.endswith("DONE\n")
+
+
 def spins(found: Any) -> list[Any]:
     return [one for one in found.executions if one.name == "spin"]
 
@@ -84,31 +103,72 @@ def test_times_are_on_the_realtime_axis(spin: Any) -> None:
     assert sum(inside) >= 49  # one may be lost to a step of the clock
 
 
-def test_device_stream_and_graph_are_told(spin: Any) -> None:
-    """A replay's kernels are all there, under one correlation id and a graph; another stream has another number."""
+def test_device_and_stream_are_told(spin: Any) -> None:
+    """The device is torch's; another stream has another number, and of no graph there is no graph's number."""
     import torch
-    from workloads import captured
 
-    graph = captured(lambda: [spin(3_000) for _ in range(12)])
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
     with records() as session:
         spin(3_000)
-        for _ in range(5):
-            graph.replay()
         with torch.cuda.stream(side):
             spin(3_000)
         torch.cuda.synchronize()
     assert session.found.complete, session.found.note
     kernels = spins(session.found)
-    assert len(kernels) == 1 + 5 * 12 + 1
-    replayed = [one for one in kernels if one.graph]
-    assert len(replayed) == 60
-    assert len({one.correlation for one in replayed}) == 5
-    assert len({one.graph_node for one in replayed}) == 12
-    eager = [one for one in kernels if not one.graph]
-    assert len({one.stream for one in eager}) == 2
+    assert len({one.stream for one in kernels}) == len(kernels) == 2
     assert {one.device for one in kernels} == {torch.cuda.current_device()}
+    assert {one.graph for one in kernels} == {0}
+
+
+_GRAPHS = """
+    import sys
+    sys.path.insert(0, FOLDER)
+    import torch
+    from workloads import Spin, captured
+    from gpu_timed.clocks.cupti_activity import KernelRecords
+
+    spin = Spin()
+
+    def capture():
+        graph = captured(lambda: [spin(3_000) for _ in range(12)])
+        torch.cuda.synchronize()
+        return graph
+
+    def replays(session, graph):
+        session.take()
+        for _ in range(5):
+            graph.replay()
+        torch.cuda.synchronize()
+        found = session.take()
+        kernels = [one for one in found.executions if one.name == "spin"]
+        print(len(kernels), found.note, {(one.graph, one.stream) for one in kernels})
+        assert found.complete
+        assert len(kernels) == 60
+        assert all(one.graph for one in kernels)
+        assert len({one.correlation for one in kernels}) == 5
+        assert len({one.graph_node for one in kernels}) == 12
+
+    graph = capture() if WHEN == "before" else None
+    with KernelRecords() as session:
+        graph = graph or capture()
+        replays(session, graph)
+    graph.replay()  # with CUPTI gone
+    torch.cuda.synchronize()
+    with KernelRecords() as session:  # and back
+        replays(session, graph)
+        replays(session, capture())
+    graph.replay()
+    torch.cuda.synchronize()
+    print("DONE")
+"""
+
+
+@pytest.mark.parametrize("when", ["within", "before"])
+def test_all_kernels_of_a_graph_are_told(spin: Any, when: str) -> None:
+    """A replay's 12 kernels under one correlation id, captured within the session or before it, in two sessions."""
+    folder = str(Path(__file__).parent)
+    run(f"FOLDER, WHEN = {folder!r}, {when!r}\n" + textwrap.dedent(_GRAPHS))
 
 
 def test_copies_and_memsets_are_told_where_asked_for() -> None:
@@ -220,24 +280,7 @@ _WITHIN = """
 @pytest.mark.parametrize("program", [_PROFILER_AFTER, _WITHIN], ids=["after", "within"])
 def test_torch_profiler_and_a_session(program: str, teardown: str) -> None:
     """The profiler works after a session; within it a session is refused in words, and the profile is whole."""
-    path = os.pathsep.join(
-        part for part in (str(Path(gpu_timed.__file__).parents[1]), os.environ.get("PYTHONPATH", "")) if part
-    )
-    environment = {**os.environ, "PYTHONPATH": path}
-    environment.pop("TEARDOWN_CUPTI", None)
-    if teardown:
-        environment["TEARDOWN_CUPTI"] = teardown
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    print(done.stdout, done.stderr[-3_000:])
-    assert done.returncode == 0
-    assert done.stdout.endswith("DONE\n")
+    run(textwrap.dedent(program), {"TEARDOWN_CUPTI": teardown} if teardown else {})
 
 
 def test_the_truth_lies_in_the_interval_by_cupti(spin: Any) -> None:

@@ -10,7 +10,8 @@ which is no launch gap, and which marks cannot tell from work.
 
 The truth of each is CUPTI's own: from the start of its first kernel (copy, memset) to the end of its last one, for the
 very same execution. The slack is the floor of the marks (1.3 µs) and an event's documented resolution (0.5 µs); shares
-without it are shown as well.
+without it are shown as well. ``busy in`` is the share whose busy time (any of its kernels running) lies in the bounds:
+that is what remains of a call whose gaps are all of the host's making.
 
 Kernel records slow launches down (some 12 %; graph replays some 17 %): the gaps, and so the widths of the intervals,
 are a little larger here than without them.
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernel_truth import FLOOR_NS, RESOLUTION_NS, environment, in_order, median, percent, quantile, share, us
+from kernel_truth import FLOOR_NS, RESOLUTION_NS, Kernels, environment, in_order, median, percent, quantile, share, us
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 from workloads import Spin, captured
@@ -186,7 +187,7 @@ def measure(bench: Bench, session: KernelRecords, spans: int) -> tuple[list[dict
                 if kernels is None or [record.name for record in ordered] != [name for _, name in plan]:
                     unmatched[regime] += len(plan)
                     continue
-                found += [beside(regime, record, truth.span_ns) for record, truth in zip(ordered, kernels, strict=True)]
+                found += [beside(regime, record, truth) for record, truth in zip(ordered, kernels, strict=True)]
     return found, unmatched, notes
 
 
@@ -197,9 +198,10 @@ def busy_thread(regime: str) -> Iterator[None]:
         yield
 
 
-def beside(regime: str, record: Any, true_ns: int) -> dict[str, Any]:
+def beside(regime: str, record: Any, truth: Kernels) -> dict[str, Any]:
     """Return what one span says, beside the truth, in nanoseconds."""
-    one = {"regime": regime, "sync": record.sync, "work": record.name, "true_ns": true_ns}
+    true_ns, busy_ns = truth.span_ns, truth.busy_ns
+    one = {"regime": regime, "sync": record.sync, "work": record.name, "true_ns": true_ns, "busy_ns": busy_ns}
     values = (record.device_ns, record.device_min_ns, record.uncertainty_ns)
     if not all(isinstance(value, int) for value in values):
         return one | {"measured": False, "reason": str(record.device_ns)}
@@ -213,6 +215,7 @@ def beside(regime: str, record: Any, true_ns: int) -> dict[str, Any]:
         "inside": least - TOLERANCE_NS <= true_ns <= device + TOLERANCE_NS,
         "inside_without": least <= true_ns <= device,
         "inside_stated": least - TOLERANCE_NS - stated <= true_ns <= device + TOLERANCE_NS,
+        "busy_inside": least - TOLERANCE_NS <= busy_ns <= device + TOLERANCE_NS,
         "fault": "anchor_fault" in record.quality,
     }
 
@@ -230,6 +233,8 @@ def figures(spans: list[dict[str, Any]]) -> dict[str, Any]:
         "inside": share(one["inside"] for one in told),
         "inside_without_tolerance": share(one["inside_without"] for one in told),
         "inside_with_stated_uncertainty": share(one["inside_stated"] for one in told),
+        "busy_inside": share(one["busy_inside"] for one in told),
+        "busy_median_ns": median(one["busy_ns"] for one in told),
         "below": sum(one["true_ns"] < one["device_min_ns"] - TOLERANCE_NS for one in told),
         "above": sum(one["true_ns"] > one["device_ns"] + TOLERANCE_NS for one in told),
         "width_median_ns": median(widths),
@@ -255,7 +260,19 @@ def grouped(spans: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
 
 def show(found: dict[str, Any]) -> None:
     """Print the tables."""
-    columns = ("spans", "inside", "no slack", "true µs", "width µs", "p90", "relative", "gaps n/y/?", "exact µs", "p99")
+    columns = (
+        "spans",
+        "inside",
+        "no slack",
+        "busy in",
+        "true µs",
+        "width µs",
+        "p90",
+        "relative",
+        "gaps n/y/?",
+        "exact µs",
+        "p99",
+    )
     print(f"{'':34s}" + "".join(f"{column:>13s}" for column in columns))
     tables = (("all", {"": found["all"]}), *((key, found[key]) for key in ("by_regime", "by_work", "by_regime_work")))
     for title, rows in tables:
@@ -266,6 +283,7 @@ def show(found: dict[str, Any]) -> None:
                 str(row["spans"]),
                 percent(row["inside"]),
                 percent(row["inside_without_tolerance"]),
+                percent(row["busy_inside"]),
                 us(row["true_median_ns"]),
                 us(row["width_median_ns"]),
                 us(row["width_p90_ns"]),

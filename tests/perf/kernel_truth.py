@@ -24,6 +24,8 @@ class Kernels(NamedTuple):
     start_ns: int
     end_ns: int
     count: int
+    busy_ns: int
+    """Time with any of them running."""
 
     @property
     def span_ns(self) -> int:
@@ -42,7 +44,11 @@ def in_order(executions: Sequence[Any], counts: Sequence[int]) -> list[Kernels] 
     for count in counts:
         mine = executions[at : at + count]
         at += count
-        found.append(Kernels(min(one.start_ns for one in mine), max(one.end_ns for one in mine), count))
+        end = busy = 0
+        for one in sorted(mine, key=lambda one: one.start_ns):
+            busy += max(0, one.end_ns - max(end, one.start_ns))
+            end = max(end, one.end_ns)
+        found.append(Kernels(min(one.start_ns for one in mine), end, count, busy))
     return found
 
 
