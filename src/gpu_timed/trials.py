@@ -94,7 +94,8 @@ class Check(NamedTuple):
     """One promise held against one row."""
 
     name: str
-    """``measured``, ``place``, ``interval``, ``exact``, ``placement`` or ``order``."""
+    """``measured``, ``place``, ``interval``, ``exact``, ``placement`` or ``order``; in rows of the section ``cupti``,
+    which are of all durations, with an underscore and the kernel's duration in nanoseconds behind it."""
     verdict: Verdict
     value: float | None
     budget: float | None
