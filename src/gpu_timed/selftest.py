@@ -12,14 +12,14 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from gpu_timed._version import VERSION
-from gpu_timed.clocks import cuda_devices, cuda_driver
+from gpu_timed.clocks import cuda_devices, cuda_driver, cupti_activity
 from gpu_timed.clocks.cuda_places import CudaPlaces
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.clocks.torch_locator import TorchLocator
 from gpu_timed.diagnosis import clock as clock_diagnosis
 from gpu_timed.diagnosis.versions import installed_version
-from gpu_timed.errors import ConfigurationError
-from gpu_timed.measure import campaign, known
+from gpu_timed.errors import ConfigurationError, GpuTimedError
+from gpu_timed.measure import campaign, known, reference
 from gpu_timed.measure.campaign import Plan, Progress
 from gpu_timed.measure.rig import Kernel, NotTestable, Rig
 from gpu_timed.measure.session import Session
@@ -32,8 +32,19 @@ _LONGEST_S: Final = 600.0
 _QUICK_S: Final = 15.0
 _ENDING_S: Final = 3.0
 """What is left for the last row, and for the process to end."""
+_CUPTI_S: Final = 8.0
+"""What is left for the rows about CUPTI, where there are any."""
 _COST_CALLS: Final = 1_000
-_PACKAGES: Final = ("torch", "triton", "numba", "numba-cuda", "cupy-cuda13x", "cupy-cuda12x", "opentelemetry-sdk")
+_PACKAGES: Final = (
+    "torch",
+    "triton",
+    "numba",
+    "numba-cuda",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "cupti-python",
+    "opentelemetry-sdk",
+)
 _LEAVES: Final = {
     "Triton": ("triton_spin", "TritonSpin"),
     "CuPy": ("cupy_spin", "CupySpin"),
@@ -43,7 +54,9 @@ _LEAVES: Final = {
 """Kernels of known duration, in the order in which they are tried: file and class."""
 
 
-def run_selftest(*, quick: bool = False, seconds: float = 60.0, progress: Progress | None = None) -> SelfTest:
+def run_selftest(
+    *, quick: bool = False, seconds: float = 60.0, cupti: bool = True, progress: Progress | None = None
+) -> SelfTest:
     """Hold spans against kernels of known duration on this machine's GPU, in every circumstance they must be right in.
 
     Uses torch's current device, and initialises CUDA on it if nobody has. Nothing goes to OpenTelemetry, and
@@ -52,6 +65,8 @@ def run_selftest(*, quick: bool = False, seconds: float = 60.0, progress: Progre
     Args:
         quick: Four durations in place of seven, fewer spans, and 15 seconds at the most.
         seconds: How long all of it may take, as far as that can be kept: every row has a few spans in any case.
+        cupti: At the end, hold spans against CUPTI's kernel records as well, where cupti-python is installed. It is
+            attached to the process for some seconds; launches may stay a little slower after it.
         progress: Called with rows done, rows in all, and what comes next.
 
     Returns:
@@ -71,7 +86,7 @@ def run_selftest(*, quick: bool = False, seconds: float = 60.0, progress: Progre
         rows.append(Row(section="device", name="none", verdict="skipped", text=absent))
     else:
         plan = campaign.QUICK if quick else campaign.FULL
-        rows += _isolated("device", lambda: _device_rows(environment, plan, until_s, progress))
+        rows += _isolated("device", lambda: _device_rows(environment, plan, until_s, progress, cupti=cupti))
     return SelfTest(VERSION, environment, tuple(rows))
 
 
@@ -159,7 +174,9 @@ def _absent() -> str:
     return "there is no NVIDIA GPU on this machine, so only the host was measured"
 
 
-def _device_rows(environment: dict[str, Any], plan: Plan, until_s: float, progress: Progress | None) -> Iterator[Row]:
+def _device_rows(
+    environment: dict[str, Any], plan: Plan, until_s: float, progress: Progress | None, *, cupti: bool
+) -> Iterator[Row]:
     try:
         torch_rig = importlib.import_module("gpu_timed.measure.torch_rig")
     except ImportError as error:
@@ -181,7 +198,26 @@ def _device_rows(environment: dict[str, Any], plan: Plan, until_s: float, progre
     with _session() as session:
         words, settle = "with two device marks, nothing exported", found.rig.settle
         yield from _isolated("device", lambda: _cost_rows("device", session, words, settle))
-        yield from campaign.run(found.rig, session, instrument, plan=plan, until_s=until_s, progress=progress)
+        why_not = cupti_activity.usable() if cupti else "not asked for"
+        left_s = 0.0 if why_not else min(_CUPTI_S, 0.2 * (until_s - time.monotonic()))
+        campaign_s = until_s - left_s
+        yield from campaign.run(found.rig, session, instrument, plan=plan, until_s=campaign_s, progress=progress)
+        # Last, since it slows launches down.
+        yield from _isolated(
+            "cupti", lambda: _cupti_rows(found.rig, session, why_not, stamped=found.stamped, until_s=until_s)
+        )
+
+
+def _cupti_rows(rig: Rig, session: Session, why_not: str, *, stamped: bool, until_s: float) -> Iterator[Row]:
+    """Hold spans, and the kernels' own stamps, against CUPTI's kernel records."""
+    if not why_not:
+        try:
+            yield from reference.rows(rig, session, cupti_activity.KernelRecords(), stamped=stamped, until_s=until_s)
+        except GpuTimedError as error:
+            why_not = str(error)
+    if why_not:
+        text = f"not held against CUPTI's kernel records: {why_not}"
+        yield Row(section="cupti", name="none", verdict="skipped", text=text)
 
 
 @contextlib.contextmanager
