@@ -24,9 +24,7 @@ _PENDING = Missing("pending")
 class Reader:
     """Turns spans that have returned into records."""
 
-    def __init__(
-        self, ledger: Ledger, warmth: WarmthSource | None = None, vitals: VitalsSource | None = None
-    ) -> None:
+    def __init__(self, ledger: Ledger, warmth: WarmthSource | None = None, vitals: VitalsSource | None = None) -> None:
         self.warmth = warmth
         self.vitals = vitals
         self._ledger = ledger

@@ -41,10 +41,6 @@ _ENOUGH_QUIET: Final = 3
 _UNKNOWN: Final = Verdict("unknown", NOT_SET, ())
 _NOT_READ: Final = Sighting(NOT_SET, NOT_SET)
 _NO_EARLIER_SPAN: Final = Missing("no_earlier_span")
-_SLOWING: Final = frozenset(
-    {"sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
-)
-"""Reasons for lower clocks that are a constraint: not the idle device's rest, nor a setting somebody chose."""
 
 Near = Callable[[str | None, int, int], Sighting]
 """Says what state the machine was in: :meth:`gpu_timed.ports.VitalsSource.at`."""
@@ -92,7 +88,7 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN, near: Near | Non
     info = None if place is None else _describe(place)
     unknown = missing if missing is not None else Missing("no_device")
     sighting = _NOT_READ if near is None else _sighting(near, info, found)
-    if isinstance(sighting.vitals, Vitals) and sighting.vitals.throttle and _SLOWING & {*sighting.vitals.throttle}:
+    if isinstance(sighting.vitals, Vitals) and sighting.vitals.slowed:
         span.note("throttled")
     error = span.error
     if span.device_error and not error:

@@ -91,6 +91,11 @@ class Cause:
     detail: str = ""
 
 
+_SLOWING: Final = frozenset(
+    {"sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vitals:
     """What state the machine was in, as it was read beside the call: not during it, but near it.
@@ -122,6 +127,11 @@ class Vitals:
     """How many CPUs this process kept busy since the reading before; of several readings, the most."""
     cpus_allowed: float | Missing
     """How many CPUs this process may use: by its affinity and its control group's quota."""
+
+    @property
+    def slowed(self) -> bool:
+        """Whether heat, power or a brake held the clocks down: no rest of an idle device, no setting of somebody's."""
+        return not isinstance(self.throttle, Missing) and not _SLOWING.isdisjoint(self.throttle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

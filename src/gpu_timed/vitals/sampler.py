@@ -13,9 +13,10 @@ from typing import Final
 
 from gpu_timed.ledger import Ledger
 from gpu_timed.ports import Sighting
-from gpu_timed.record import Missing, Vitals
-from gpu_timed.vitals.load import HostLoad, Load
-from gpu_timed.vitals.nvml import Card, Nvml, Reading, nothing
+from gpu_timed.record import Missing
+from gpu_timed.vitals.glance import vitals_of
+from gpu_timed.vitals.load import HostLoad
+from gpu_timed.vitals.nvml import Card, Nvml, nothing
 from gpu_timed.vitals.ring import Ring
 
 THREAD: Final = "gpu_timed-vitals"
@@ -180,7 +181,7 @@ class Sampler:
             if ended - began > self._interval_s * 1e9:
                 self._ledger.count("vitals_late")  # nobody knows what moment it shows
             else:
-                ring.add((began + ended) // 2, _vitals(self._unix_ns(), reading, host))
+                ring.add((began + ended) // 2, vitals_of(reading, host, self._unix_ns()))
             if uuid is not None and isinstance(card, Card) and card.lost:
                 self._cards[uuid] = _LOST
                 self._ledger.count("vitals_given_up")
@@ -192,17 +193,3 @@ class Sampler:
         if card is None:
             card = self._cards[uuid] = nvml.card(uuid)
         return card
-
-
-def _vitals(taken_ns: int, reading: Reading, host: Load) -> Vitals:
-    return Vitals(
-        taken_ns=taken_ns,
-        sm_clock_mhz=reading.sm_clock_mhz,
-        sm_clock_max_mhz=reading.sm_clock_max_mhz,
-        throttle=reading.throttle,
-        power_w=reading.power_w,
-        temperature_c=reading.temperature_c,
-        host_load=host.host_load,
-        process_cpus=host.process_cpus,
-        cpus_allowed=host.cpus_allowed,
-    )
