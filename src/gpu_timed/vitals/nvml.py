@@ -65,6 +65,9 @@ class Nvml:
         except ImportError:
             self.absent = _NOT_INSTALLED
             return
+        except Exception as error:  # noqa: BLE001 - there, and broken
+            self.absent = Missing("no_nvml", _words(error))
+            return
         try:
             pynvml.nvmlInit()
             self._pynvml = pynvml
