@@ -1,3 +1,4 @@
+# ruff: noqa: N802 - the names are NVML's
 """Stands for ``pynvml``: cards that answer, refuse, fail or hang, as a test says."""
 
 from __future__ import annotations

@@ -276,7 +276,9 @@ def test_attributes(device, source):
     assert (found[attributes.POWER], found[attributes.TEMPERATURE]) == (100.0, 40)
     assert found[attributes.HOST_LOAD] == 0.5
     assert isinstance(found[attributes.IDLE_BEFORE], int)
-    names = {getattr(attributes, name) for name in ("SM_CLOCK", "THROTTLE_REASONS", "POWER", "TEMPERATURE", "HOST_LOAD")}
+    names = {
+        getattr(attributes, name) for name in ("SM_CLOCK", "THROTTLE_REASONS", "POWER", "TEMPERATURE", "HOST_LOAD")
+    }
     for answer in (
         Sighting(Missing("stale"), Missing("stale")),
         Sighting(Vitals(**dict.fromkeys((f.name for f in dataclasses.fields(Vitals)), Missing("x"))), 0),
