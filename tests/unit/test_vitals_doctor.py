@@ -110,10 +110,12 @@ def test_the_section_is_about_the_devices_that_are_there(cards, monkeypatch):
     """By their UUIDs, whatever their order; looking leaves NVML closed."""
 
     def inventory(*_: Any, **__: Any) -> Inventory:
-        facts = [DeviceFacts(number, uuid, None, None, "default") for number, uuid in enumerate(reversed(CARDS))]
-        return Inventory(devices=tuple(facts))
+        rest: dict[str, Any] = {"name": None, "memory_bytes": None, "compute_mode": "default"}
+        found = [DeviceFacts(index=index, uuid=uuid, **rest) for index, uuid in enumerate(reversed(CARDS))]
+        return Inventory(devices=tuple(found))
 
     monkeypatch.setattr(door.cuda_devices, "inventory", inventory)
     found = diagnose().section("vitals")
+    assert found.get("failed") is None, found
     assert [found.get(f"device.{number}").values["sm_clock_mhz"] for number in (0, 1)] == [1410, 345]
     assert cards.open == 0
