@@ -110,7 +110,7 @@ def test_dense_then_sparse(matmul):
 
 def test_the_idle_time_against_events_of_our_own(matmul):
     """Two events between two spans lie inside the time that the second one states, and fill it but for what the
-    host takes to place the marks: some 10 µs, 100 at the most in the median."""
+    host takes to place the marks: some 10 µs, 300 at the most in the median."""
     import torch
 
     timed = gpu_timed(name="work", sync="deferred")(matmul)
@@ -131,11 +131,11 @@ def test_the_idle_time_against_events_of_our_own(matmul):
         between_ns = first.elapsed_time(second) * 1e6
         over.append(record.idle_before_ns - between_ns)
     slack = max(record.uncertainty_ns for record in records)
-    queued = statistics.median(over)
-    print(f"beyond the two events: median {queued / 1e3:.1f} µs, least {min(over) / 1e3:.1f}; uncertainty {slack} ns")
+    median = statistics.median(over)
+    print(f"beyond the two events: median {median / 1e3:.1f} µs, least {min(over) / 1e3:.1f}; uncertainty {slack} ns")
     # Before the first event lies a synchronize, too, which sees the end some 10 to 30 µs late.
     assert min(over) >= -2 * slack - 1_000
-    assert queued < 100_000
+    assert median < 300_000
 
 
 def test_deferred_calls_one_behind_the_other_have_no_idle_time(matmul):
