@@ -14,11 +14,16 @@ from gpu_timed.resolver import Resolver
 from gpu_timed.settings import Settings
 from gpu_timed.sites import Sites
 from gpu_timed.tracer import Tracer
+from gpu_timed.vitals.sampler import Sampler
 
 
 def assemble(settings: Settings, ledger: Ledger, warmth: WarmthSource | None, sites: Sites) -> Tracer:
     """Return a tracer that measures whatever runtimes this process has, and exports by OpenTelemetry."""
-    resolver = Resolver(settings, ledger, warmth)
+    host = HostClock()
+    vitals = None
+    if settings.vitals and settings.vitals_interval_s:
+        vitals = Sampler(ledger, interval_s=settings.vitals_interval_s, now_ns=host.now_ns)
+    resolver = Resolver(settings, ledger, warmth, vitals)
     otel = OtelSink(ledger, device_spans=settings.device_spans)
     resolver.add_sink(otel)
     resolver.add_sink(MetricsSink(_version.VERSION, sites.calls, ledger.snapshot))
@@ -27,7 +32,7 @@ def assemble(settings: Settings, ledger: Ledger, warmth: WarmthSource | None, si
         ledger=ledger,
         gate=Gate(ledger, _version.VERSION),
         locator=Locators(),
-        host=HostClock(),
+        host=host,
         resolver=resolver,
         otel=otel,
         warmth=warmth,

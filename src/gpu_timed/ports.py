@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Record, Tier, Warmth
+from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Record, Tier, Vitals, Warmth
 
 _ENDS_KEPT: Final = 1024
 
@@ -44,8 +44,8 @@ class Place:
         self.stream = stream
         #: Spans that have a start mark here and no end mark yet: a mark by a stranger is a mark in between.
         self.watchers: list[Any] = []
-        #: Where the device reached the latest end marks, on the host's monotonic axis.
-        self.ends: deque[int] = deque(maxlen=_ENDS_KEPT)
+        #: The latest end marks on the host's monotonic axis: where the device reached each, and when it was placed.
+        self.ends: deque[tuple[int, int]] = deque(maxlen=_ENDS_KEPT)
 
 
 class Launch(NamedTuple):
@@ -191,6 +191,30 @@ class WarmthSource(Protocol):
 
     def verdict(self, intervals: Sequence[Interval], *, first_call: bool) -> Verdict:
         """Return what happened in *intervals*; without any, what that means."""
+        ...
+
+
+class Sighting(NamedTuple):
+    """What is known of the state of the machine near a span."""
+
+    vitals: Vitals | Missing
+    age_ns: Measured
+    """How far the reading lies from the span, in nanoseconds."""
+
+
+class VitalsSource(Protocol):
+    """Knows what state the machine was in. Asked by whoever reads a span's marks, never inside a call."""
+
+    def at(self, device_uuid: str | None, start_ns: int, end_ns: int) -> Sighting:
+        """Return what was read nearest to an interval of the host's monotonic axis. Never blocks.
+
+        *device_uuid* as the clock describes the device; None where it has none. What was not asked for before
+        is read from then on. On the monotonic axis, so that a stepped realtime clock moves nothing.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Read no more. Does not wait for a reading that hangs."""
         ...
 
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import os
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 from gpu_timed.errors import DeviceFault
-from gpu_timed.ports import DeviceInfo, Verdict
-from gpu_timed.record import NOT_SAMPLED, NOT_SET, Answer, Bound, Measured, Missing, Record, Status
+from gpu_timed.ports import DeviceInfo, Sighting, Verdict
+from gpu_timed.record import NOT_SAMPLED, NOT_SET, Answer, Bound, Measured, Missing, Record, Status, Vitals
 from gpu_timed.site import Site
 from gpu_timed.span import FAULT, Segment, Span
 
@@ -49,6 +50,11 @@ _MUCH: Final = 8
 even torch, which takes 5 to 10 for each, launches two kernels. On an idle stream no call is eight times as long as
 its pair of marks, which lasts from its begin to its end."""
 _UNKNOWN: Final = Verdict("unknown", NOT_SET, ())
+_NOT_READ: Final = Sighting(NOT_SET, NOT_SET)
+_NO_EARLIER_SPAN: Final = Missing("no_earlier_span")
+
+Near = Callable[[str | None, int, int], Sighting]
+"""Says what state the machine was in: :meth:`gpu_timed.ports.VitalsSource.at`."""
 
 
 @dataclass(slots=True)
@@ -73,13 +79,14 @@ class _Device:
         return isinstance(device_ns, int) and isinstance(floor_ns, int) and device_ns < _BELOW * floor_ns
 
 
-def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
+def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN, near: Near | None = None) -> Record:
     """Build the record of *span*.
 
     Args:
         span: A span whose last mark was reached, or that can have no device time.
         seen_ns: The host's monotonic time at which its last mark was known to be reached.
         verdict: What the warmth probes saw.
+        near: Says what state the machine was in; None where that is not read.
     """
     missing = span.missing()
     if missing is not None and missing.reason == "device_error" and not span.device_error:
@@ -89,7 +96,9 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
     if missing is not None and missing.reason == "simulated":
         verdict = _UNKNOWN  # nothing is compiled there, and nothing is warm
     found = _nothing(missing) if missing is not None else _read_marks(span, seen_ns)
+    idle_before_ns: Measured = NOT_SET if missing is None else missing
     if missing is None:
+        idle_before_ns = _idle_before(span, found)
         _note_full_queue(span, found)
         _note_floor(span, found)
     to_unix = span.host.to_unix
@@ -99,6 +108,9 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
     place = span.segments[0].place if span.segments else None
     info = None if place is None else _describe(place)
     unknown = missing if missing is not None else Missing("no_device")
+    sighting = _NOT_READ if near is None else _sighting(near, info, found)
+    if isinstance(sighting.vitals, Vitals) and sighting.vitals.slowed:
+        span.note("throttled")
     error = span.error
     if span.device_error and not error:
         error = f"{span.device_error} ({DEVICE_ERROR_HINT})"
@@ -129,6 +141,7 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
         device_end_ns=to_unix(found.end_ns) if isinstance(found.end_ns, int) else found.end_ns,
         uncertainty_ns=found.uncertainty_ns,
         launch_gaps_included=found.gaps,
+        idle_before_ns=idle_before_ns,
         warmth=verdict.warmth,
         tier=verdict.tier,
         causes=verdict.causes,
@@ -138,6 +151,8 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
         mode=span.site.mode or NOT_SET,
         mode_requested=span.site.mode or NOT_SET,
         bound=_bound(found),
+        vitals=sighting.vitals,
+        vitals_age_ns=sighting.age_ns,
         sync=span.sync,
         resumptions=len(span.segments) + span.unmarked,
         status=_status(span, error),
@@ -244,6 +259,35 @@ def _read_segment(span: Span, segment: Segment, seen_ns: int) -> _Device:
     )
 
 
+def _idle_before(span: Span, found: _Device) -> Measured:
+    """Return device time since the last end mark that was placed on this stream before the start mark.
+
+    The order of a stream is the order in which its marks were placed, so that it is exact also where the
+    positions of two marks lie closer together than they are known.
+    """
+    if isinstance(found.queue_ns, Missing):
+        return found.queue_ns  # the start's position is not to be relied on
+    first = span.segments[0]
+    assert first.place is not None  # noqa: S101 - it has marks
+    ends = first.place.ends
+    try:
+        for back in range(1, len(ends) + 1):  # those behind the start mark are of spans inside this one
+            end_ns, marked_ns = ends[-back]
+            if marked_ns <= first.called_ns:
+                return max(0, _number(found.start_ns) - end_ns)
+    except IndexError:  # a reset of the place by another thread
+        pass
+    return _NO_EARLIER_SPAN
+
+
+def _sighting(near: Near, info: DeviceInfo | None, found: _Device) -> Sighting:
+    if isinstance(found.start_ns, Missing) or isinstance(found.end_ns, Missing):
+        reason = found.start_ns if isinstance(found.start_ns, Missing) else NOT_SET
+        return Sighting(reason, reason)
+    uuid = info.uuid if info is not None else None
+    return near(uuid if isinstance(uuid, str) else None, found.start_ns, found.end_ns)
+
+
 def _note_full_queue(span: Span, found: _Device) -> None:
     """Say so where the host was held up while the device was far behind it: a launch waited for a free entry.
 
@@ -262,13 +306,14 @@ def _note_full_queue(span: Span, found: _Device) -> None:
         usual = statistics.median(quiet.copy()) if len(quiet) >= _ENOUGH_QUIET else taken
         held_up = taken > _HELD_UP * usual and taken > usual + _HELD_UP_NS
         if held_up and found.gaps == "no":
-            waiting = 1 + sum(end > last.marked_ns for end in tuple(place.ends))
+            waiting = 1 + sum(end > last.marked_ns for end, _ in tuple(place.ends))
             kernels = 1 if span.launch is not None else usual / _LAUNCH_NS
             if waiting * (kernels + 2) >= _QUEUE_ENTRIES:
                 span.note("launch_queue_full")
         if not held_up and len(quiet) < (quiet.maxlen or 0):
             quiet.append(taken)  # and no more while the device is far behind: a full queue would become the usual
-    place.ends.append(_number(found.end_ns))
+    if isinstance(found.end_ns, int):
+        place.ends.append((found.end_ns, last.marked_ns))
 
 
 def _note_floor(span: Span, found: _Device) -> None:

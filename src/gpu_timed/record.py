@@ -38,6 +38,13 @@ class Missing:
     ``not_sampled``          the sampler decided against this span
     ``needs_kernel_records`` only a record of every kernel could tell
     ``not_set``              nobody asked for it
+    ``no_nvml``              NVML cannot be asked: ``nvidia-ml-py`` is not installed, or there is no driver for it
+    ``not_found``            NVML knows no device by the UUID that the runtime gave
+    ``unsupported``          this device, driver or machine has no answer to that question
+    ``nvml_error``           NVML had an answer before, and failed this time
+    ``starting``             the first reading of the machine's state was still to come
+    ``stale``                the nearest reading of the machine's state was too far away
+    ``no_earlier_span``      no span is known to have ended on this stream before
     ``simulated``            Numba's simulator or Triton's interpreter ran the kernel, in Python
     ``no_results``           the runtime shows its work by its results only, and the call left none
     ``not_measured``         what would tell was not measured yet, or cannot be with this clock
@@ -83,6 +90,49 @@ class Cause:
     tier: Tier
     duration_ns: Measured = NOT_SET
     detail: str = ""
+
+
+_SLOWING: Final = frozenset(
+    {"sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """What state the machine was in, as it was read beside the call: not during it, but near it.
+
+    What could not be read is :class:`Missing`: never "no". Several records share one of these. For a call so
+    long that the machine was read several times meanwhile, all those readings together.
+    """
+
+    taken_ns: int
+    """When it was read (Unix time); of several readings, the first."""
+    readings: int = 1
+    """How many readings this sums up."""
+    sm_clock_mhz: Measured
+    """Clock of the multiprocessors in MHz; of several readings, the lowest."""
+    sm_clock_max_mhz: Measured
+    """The highest clock in MHz that the device can be set to."""
+    throttle: tuple[str, ...] | Missing
+    """What held the clocks, in NVML's words (``gpu_idle``, ``sw_power_cap``, ``hw_thermal_slowdown`` …), empty if
+    nothing did; of several readings, every reason seen. Of a MIG instance, those of its card."""
+    power_w: float | Missing
+    """Power drawn in watts, of a MIG instance's whole card. From Ampere on NVML gives the mean of the last second;
+    of several readings, the highest."""
+    temperature_c: Measured
+    """Temperature of the GPU in degrees Celsius; of several readings, the highest."""
+    host_load: float | Missing
+    """Load average of the last minute for each CPU of the machine: above 1, threads wait for one. Of several
+    readings, the highest."""
+    process_cpus: float | Missing
+    """How many CPUs this process kept busy since the reading before; of several readings, the most."""
+    cpus_allowed: float | Missing
+    """How many CPUs this process may use: by its affinity and its control group's quota."""
+
+    @property
+    def slowed(self) -> bool:
+        """Whether heat, power or a brake held the clocks down: no rest of an idle device, no setting of somebody's."""
+        return not isinstance(self.throttle, Missing) and not _SLOWING.isdisjoint(self.throttle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -148,6 +198,9 @@ class Record:
     """Device time with none running."""
     kernel_count: Measured = NEEDS_KERNEL_RECORDS
     """Kernels run."""
+    idle_before_ns: Measured = NOT_SET
+    """Device time from the end mark of the last span **of ours** on this stream to this start mark. What anybody
+    else had running meanwhile, and an enclosing span's own work, is not known: the stream was idle at most so long."""
     device_start_ns: Measured
     """Device start on the host's axis (Unix time), true within ``uncertainty_ns``."""
     device_end_ns: Measured
@@ -180,6 +233,11 @@ class Record:
     """What limits the call. From marks alone only ``device`` can be told, and nothing where ``device_ns`` is
     ``below_floor``."""
 
+    vitals: Vitals | Missing = NOT_SET
+    """State of the machine near the call: clocks, throttling, power, load."""
+    vitals_age_ns: Measured = NOT_SET
+    """How far its reading lies from the device's time of this call; 0 when it was read meanwhile."""
+
     sync: str
     """The sync policy: ``boundary``, ``deferred`` or ``device``."""
     resumptions: int = 1
@@ -192,7 +250,8 @@ class Record:
     quality: tuple[str, ...] = ()
     """Notes on what is doubtful about the numbers: ``interleaved``, ``result_on_other_device``, ``anchor_fault``,
     ``segments_overflow``, ``launch_queue_full`` (the launch waited for room in the device's queue: ``launch_ns``
-    is not what launching costs), and two that are told by the floor:
+    is not what launching costs), ``throttled`` (heat, power or a brake held the clocks down near the call), and two
+    that are told by the floor:
 
     ``below_floor``: ``device_ns`` is less than twice ``floor_ns``. At least half of it may be the marks' own, and the
     work it holds is shorter than an empty pair reads: take it for "next to nothing", and compare it with nothing.

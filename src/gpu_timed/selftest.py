@@ -8,7 +8,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, Final
 
 from gpu_timed._version import VERSION
@@ -27,6 +27,7 @@ from gpu_timed.ports import Launch
 from gpu_timed.record import Missing
 from gpu_timed.settings import SyncPolicy
 from gpu_timed.trials import FLOOR_NS, Instrument, Row, SelfTest
+from gpu_timed.vitals import glance
 
 _LONGEST_S: Final = 600.0
 _QUICK_S: Final = 15.0
@@ -186,6 +187,7 @@ def _device_rows(
         raise NotTestable(why_not)
     device = torch_rig.synchronized()
     environment.update(_card(device))
+    environment["vitals"] = {"start": _state(environment.get("uuid"))}
     floors = list(_isolated("device", lambda: _floor_rows(device)))
     yield from floors
     candidates = [(name, _maker(*leaf)) for name, leaf in _LEAVES.items()]
@@ -206,6 +208,7 @@ def _device_rows(
         yield from _isolated(
             "cupti", lambda: _cupti_rows(found.rig, session, why_not, stamped=found.stamped, until_s=until_s)
         )
+    environment["vitals"]["end"] = _state(environment.get("uuid"))
 
 
 def _cupti_rows(rig: Rig, session: Session, why_not: str, *, stamped: bool, until_s: float) -> Iterator[Row]:
@@ -302,6 +305,14 @@ def _card(device: int) -> dict[str, Any]:
         return {}
     uuid, name = cuda_driver.describe(library, device)
     return {"card": name, "uuid": uuid, "device": device}
+
+
+def _state(uuid: str | None) -> dict[str, Any]:
+    """Look at the machine's state; what cannot be read is None, and ``absent`` says why nothing of the GPU can."""
+    (seen,), absent = glance.look([uuid])
+    values = {one.name: getattr(seen, one.name) for one in fields(seen)}
+    values = {name: None if isinstance(value, Missing) else value for name, value in values.items()}
+    return {**values, "absent": (absent.detail or absent.reason) if absent is not None else None}
 
 
 def _isolated(section: str, rows: Callable[[], Iterator[Row]]) -> Iterator[Row]:

@@ -600,6 +600,8 @@ class FakeLeaves:
             return types.SimpleNamespace(
                 usable=lambda: self.why_not, synchronized=lambda: 0, TorchRig=lambda kernel: kernel(self.fake)
             )
+        if name == "pynvml":
+            raise ImportError(f"No module named {name!r}")
         kernel = self.kernels[name.rpartition(".")[2]]
         if kernel is None:
             raise ImportError(f"No module named {name!r}")
@@ -618,6 +620,12 @@ def test_on_a_device_every_part_is_measured_and_told(monkeypatch):
     assert len([row for row in found.rows if row.section == "regime"]) == 14 * 3
     assert found.environment["kernel"] == "CuPy"
     assert list(found.environment["kernels_refused"]) == ["Triton"]
+    assert list(found.environment["vitals"]) == ["start", "end"]
+    for state in found.environment["vitals"].values():
+        assert state["sm_clock_mhz"] is state["throttle"] is None
+        assert "not installed" in state["absent"]
+        assert state["host_load"] >= 0
+        assert state["cpus_allowed"] > 0
     assert list(found.environment["regimes"]) == [regime.name for regime in REGIMES]
     assert found.exit_code == 0
     json.loads(found.to_json())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpu_timed.record import NOT_SET, Cause, Missing, Record
+from gpu_timed.record import NOT_SET, Cause, Missing, Record, Vitals
 from gpu_timed.values import AttributeValue
 
 HW_ID: Final = "hw.id"
@@ -66,6 +66,18 @@ FIRST_CALL: Final = "gpu_timed.first_call"
 """Whether this was the site's first call in the process."""
 RESUMPTIONS: Final = "gpu_timed.resumptions"
 """How many times a coroutine ran between suspensions."""
+IDLE_BEFORE: Final = "gpu_timed.idle_before_ns"
+"""Nanoseconds of device time since the last span of ours on this stream: it was idle at most so long."""
+SM_CLOCK: Final = "gpu_timed.vitals.sm_clock_mhz"
+"""Clock of the multiprocessors in MHz, read near the call; the lowest, where it was read several times meanwhile."""
+THROTTLE_REASONS: Final = "gpu_timed.vitals.throttle_reasons"
+"""What held the clocks near the call, in NVML's words; an empty list: nothing did; left out: not known."""
+POWER: Final = "gpu_timed.vitals.power_w"
+"""Watts that the GPU drew near the call."""
+TEMPERATURE: Final = "gpu_timed.vitals.temperature_c"
+"""Degrees Celsius of the GPU near the call."""
+HOST_LOAD: Final = "gpu_timed.vitals.host_load"
+"""Load average of the last minute for each CPU of the machine."""
 QUALITY: Final = "gpu_timed.quality"
 """Notes on what is doubtful about the numbers."""
 
@@ -93,6 +105,18 @@ def of_host_span(record: Record) -> dict[str, AttributeValue]:
         found[MODE_REASON] = record.mode_reason
     if record.status != "ok":
         found[ERROR_TYPE] = record.error.partition(":")[0]
+    vitals = record.vitals
+    if isinstance(vitals, Vitals):
+        if not isinstance(vitals.sm_clock_mhz, Missing):
+            found[SM_CLOCK] = vitals.sm_clock_mhz
+        if not isinstance(vitals.throttle, Missing):
+            found[THROTTLE_REASONS] = vitals.throttle
+        if not isinstance(vitals.power_w, Missing):
+            found[POWER] = vitals.power_w
+        if not isinstance(vitals.temperature_c, Missing):
+            found[TEMPERATURE] = vitals.temperature_c
+        if not isinstance(vitals.host_load, Missing):
+            found[HOST_LOAD] = vitals.host_load
     found.update(_device(record))
     return found
 
@@ -125,6 +149,7 @@ def _put_measured(found: dict[str, AttributeValue], record: Record) -> None:
         QUEUE_DURATION: record.queue_ns,
         SYNC_DURATION: record.sync_ns,
         UNCERTAINTY: record.uncertainty_ns,
+        IDLE_BEFORE: record.idle_before_ns,
         COMPILE_DURATION: record.compile_ns or NOT_SET,
         WARMTH_TIER: record.tier,
         MODE: record.mode,
