@@ -184,8 +184,9 @@ class Record:
     """From the start mark to the end mark, on the device. Never negative; of it, ``floor_ns`` may be the marks' own."""
     device_min_ns: Measured
     """What remains of ``device_ns`` if the device waited for the host whenever it could have, that is until
-    the end mark, placed just after the function returned, could reach it. The truth lies between the two,
-    within ``uncertainty_ns`` and ``floor_ns``."""
+    the end mark, placed just after the function returned, could reach it; and if handing over from mark to work and
+    from work to mark took the device six floors, which a graph of many kernels needs (a kernel: two or three). The
+    truth lies between the two, within ``uncertainty_ns`` and ``floor_ns``."""
     floor_ns: Measured
     """What an empty pair of marks reads at the least on this device, once for each resumption, which has a pair of its
     own: of ``device_ns`` that much may be the marks' own. It is the least of what was ever read in this process, so it
@@ -208,7 +209,8 @@ class Record:
     uncertainty_ns: Measured
     """Half-width of the interval in which the true device start lies."""
     launch_gaps_included: Answer = "unknown"
-    """Whether ``device_ns`` holds time in which the device waited for the host to launch."""
+    """Whether ``device_ns`` holds time in which the device waited for the host to launch. With ``no`` it is the work,
+    and the device's own handing over."""
 
     warmth: Warmth = "unknown"
     """``cold`` when something was compiled, tuned, loaded, captured or initialised during the span."""
