@@ -14,6 +14,7 @@ import time
 from gpu_timed import reading
 from gpu_timed.errors import DeviceFault
 from gpu_timed.ledger import Ledger
+from gpu_timed.peaks import PeakBook
 from gpu_timed.ports import Clock, Mark, Place, WarmthSource
 from gpu_timed.record import Missing, Record
 from gpu_timed.span import FAULT, Span
@@ -24,8 +25,9 @@ _PENDING = Missing("pending")
 class Reader:
     """Turns spans that have returned into records."""
 
-    def __init__(self, ledger: Ledger, warmth: WarmthSource | None = None) -> None:
+    def __init__(self, ledger: Ledger, warmth: WarmthSource | None = None, peaks: PeakBook | None = None) -> None:
         self.warmth = warmth
+        self.peaks = peaks
         self._ledger = ledger
         self._claiming = threading.Lock()
         self._calmed: dict[int, Clock] = {}
@@ -116,9 +118,9 @@ class Reader:
 
     def _read(self, span: Span, seen_ns: int) -> Record:
         if self.warmth is None:
-            return reading.read(span, seen_ns)
+            return reading.read(span, seen_ns, peaks=self.peaks)
         verdict = self.warmth.verdict(span.cold, first_call=span.index == 0)
-        return reading.read(span, seen_ns, verdict)
+        return reading.read(span, seen_ns, verdict, self.peaks)
 
     def _release(self, marks: list[tuple[Place, Mark]]) -> None:
         for place, mark in marks:

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from gpu_timed.analysis import throughput
 from gpu_timed.errors import DeviceFault
+from gpu_timed.peaks import NOT_MEASURED, PeakBook
 from gpu_timed.ports import DeviceInfo, Verdict
-from gpu_timed.record import NOT_SAMPLED, NOT_SET, Answer, Bound, Measured, Missing, Record, Status
+from gpu_timed.record import NOT_SAMPLED, NOT_SET, Answer, Bound, Measured, Missing, Record, Status, WorkDone
 from gpu_timed.site import Site
 from gpu_timed.span import FAULT, Segment, Span
 
@@ -53,13 +55,14 @@ class _Device:
     gaps: Answer = "unknown"
 
 
-def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
+def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN, peaks: PeakBook | None = None) -> Record:
     """Build the record of *span*.
 
     Args:
         span: A span whose last mark was reached, or that can have no device time.
         seen_ns: The host's monotonic time at which its last mark was known to be reached.
         verdict: What the warmth probes saw.
+        peaks: What devices were measured to do at most.
     """
     missing = span.missing()
     if missing is not None and missing.reason == "device_error" and not span.device_error:
@@ -81,6 +84,7 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
     error = span.error
     if span.device_error and not error:
         error = f"{span.device_error} ({DEVICE_ERROR_HINT})"
+    work = _work(span, found.device_ns, info, peaks)
     kept = span.admission
     return Record(
         name=span.site.name,
@@ -121,6 +125,7 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
         status=_status(span, error),
         error=error,
         quality=span.quality,
+        work=work,
     )
 
 
@@ -241,6 +246,19 @@ def _note_full_queue(span: Span, found: _Device) -> None:
         if not held_up and len(quiet) < (quiet.maxlen or 0):
             quiet.append(taken)  # and no more while the device is far behind: a full queue would become the usual
     place.ends.append(_number(found.end_ns))
+
+
+def _work(span: Span, device_ns: Measured, info: DeviceInfo | None, peaks: PeakBook | None) -> WorkDone | Missing:
+    """Set what the call had to do beside its device time; say so where the device cannot have done it."""
+    work = span.work if span.work is not None else span.site.work
+    if work is None:
+        return NOT_SET
+    if isinstance(work, Missing):
+        return work
+    found = throughput.done(work, device_ns, NOT_MEASURED if peaks is None or info is None else peaks.of(info.uuid))
+    if found.exceeds_peak is True:
+        span.note("exceeds_peak")
+    return found
 
 
 def _launch(span: Span) -> Measured:

@@ -17,6 +17,7 @@ from typing import Final
 from gpu_timed.courtesy import Courtesy
 from gpu_timed.errors import WaitTimeout
 from gpu_timed.ledger import Ledger
+from gpu_timed.peaks import PeakBook
 from gpu_timed.ports import Sink, WarmthSource
 from gpu_timed.reader import Reader
 from gpu_timed.record import Missing, Record
@@ -43,10 +44,16 @@ class _Barrier:
 class Resolver:
     """Takes spans that have returned, and passes each on exactly once, or counts it."""
 
-    def __init__(self, settings: Settings, ledger: Ledger, warmth: WarmthSource | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        warmth: WarmthSource | None = None,
+        peaks: PeakBook | None = None,
+    ) -> None:
         self.settings = settings
         self._ledger = ledger
-        self.reader = Reader(ledger, warmth)
+        self.reader = Reader(ledger, warmth, peaks)
         self._sinks: tuple[Sink, ...] = ()
         self._arrivals: deque[Span | _Barrier] = deque()
         self._lanes: dict[int, deque[Span]] = {}
