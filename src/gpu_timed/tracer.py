@@ -346,8 +346,9 @@ class Tracer:
                 else:
                     span.counting = started
         except Exception as error:  # noqa: BLE001 - the user's function, or a torch that is not known
-            self.ledger.fault("work_raised", error)
-            span.work = _WORK_RAISED
+            counts = site.work_source == COUNT
+            self.ledger.fault("counting" if counts else "work_raised", error)
+            span.work = _NOT_COUNTED if counts else _WORK_RAISED
 
     def _stop_counting(self, span: Span, spoilt: Missing | None) -> None:
         """Take the counter off the thread, and keep what it counted, unless *spoilt* says why not. Never raises."""

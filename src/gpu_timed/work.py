@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Final
 
 from gpu_timed.errors import ConfigurationError, unknown_value
@@ -68,7 +69,7 @@ def _amount(name: str, value: Any) -> float:
             f"Work({name}=...) must be a number, not {type(value).__name__}: work it out from shapes, "
             "which are plain numbers and cost no wait."
         )
-    plain: float = int(value) if isinstance(value, int) or hasattr(value, "__index__") else float(value)
+    plain: float = operator.index(value) if isinstance(value, Integral) else float(value)
     if not (plain >= 0 and math.isfinite(plain)):
         raise ConfigurationError(
             f"Work({name}={value!r}) must be 0 or more, and finite: give what one call does, as in 2 * M * N * K."
