@@ -69,7 +69,8 @@ def run_selftest(*, quick: bool = False, seconds: float = 60.0, progress: Progre
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds <= _LONGEST_S:
         raise ConfigurationError(f"seconds must be a number greater than 0 and at most 600, not {seconds!r}.")
     limit_s = min(seconds, _QUICK_S) if quick else seconds
-    until_s = time.monotonic() + limit_s - min(_ENDING_S, 0.1 * limit_s)
+    peaks_s = min(peak_taking.PEAKS_S, 0.1 * limit_s)
+    until_s = time.monotonic() + limit_s - min(_ENDING_S, 0.1 * limit_s) - peaks_s
     environment = _environment()
     rows = [*_isolated("host", _host_rows)]
     absent = _absent()
@@ -78,6 +79,7 @@ def run_selftest(*, quick: bool = False, seconds: float = 60.0, progress: Progre
     else:
         plan = campaign.QUICK if quick else campaign.FULL
         rows += _isolated("device", lambda: _device_rows(environment, plan, until_s, progress))
+        rows += _isolated("device", lambda: _peaks_of(environment, peaks_s))
     return SelfTest(VERSION, environment, tuple(rows))
 
 
@@ -219,8 +221,6 @@ def _device_rows(environment: dict[str, Any], plan: Plan, until_s: float, progre
         words, settle = "with two device marks, nothing exported", found.rig.settle
         yield from _isolated("device", lambda: _cost_rows("device", session, words, settle))
         yield from campaign.run(found.rig, session, instrument, plan=plan, until_s=until_s, progress=progress)
-    del found
-    yield from _isolated("device", lambda: _peaks_of(environment))
 
 
 @contextlib.contextmanager
@@ -251,10 +251,13 @@ def _floor_rows(device: int) -> Iterator[Row]:
     )
 
 
-def _peaks_of(environment: dict[str, Any]) -> Iterator[Row]:
+def _peaks_of(environment: dict[str, Any], seconds: float) -> Iterator[Row]:
+    """Measure the peaks of the device that the rows before were about; nothing where there were none."""
+    if environment.get("card") is None:
+        return
     bench = importlib.import_module("gpu_timed.measure.torch_peaks").TorchPeaks()
     try:
-        yield from peak_taking.rows(bench, environment)
+        yield from peak_taking.rows(bench, environment, seconds)
     finally:
         bench.close()
 

@@ -10,7 +10,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def peaks(folder: Path) -> Iterator[DevicePeaks]:
+def peaks(folder: Path) -> DevicePeaks:
     """The device's peaks, measured once for all tests of this file."""
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
@@ -40,7 +39,7 @@ def peaks(folder: Path) -> Iterator[DevicePeaks]:
         found = measure_peaks()
         print(f"measured in {time.monotonic() - before:.1f} s", found)
         assert torch.cuda.memory_reserved() <= reserved + (64 << 20)  # cuBLAS keeps a workspace
-    yield found
+    return found
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ the median of its trials, and the kind for its best size: a larger one is not al
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -53,8 +52,11 @@ class PeakBench(Protocol):
         ...
 
 
-def flops(bench: PeakBench, seconds: float, now: Callable[[], float] = time.monotonic) -> dict[str, float]:
+def flops(bench: PeakBench, seconds: float) -> dict[str, float]:
     """Return the most operations a second that each type of number reached, of those that the device has.
+
+    *seconds* is time of the device, all types together: loading a library does not count, and would otherwise leave
+    no time for the sizes that matter. The smallest size is tried in any case.
 
     Raises:
         GpuTimedError: None could be measured.
@@ -63,16 +65,17 @@ def flops(bench: PeakBench, seconds: float, now: Callable[[], float] = time.mono
     dtypes = bench.dtypes()
     last: Exception | None = None
     for dtype, width in dtypes:
-        until, taken_s = now() + seconds / len(dtypes), 0.0
+        left_s, taken_s = seconds / len(dtypes), 0.0
         for size in SIZES:
             fits = 2 * size * size * (width + 4) <= SHARE_OF_MEMORY * bench.free_bytes()
-            if not fits or (taken_s and now() + _GROWTH * taken_s > until):
+            if not fits or (taken_s and _GROWTH * taken_s > left_s):
                 break
             try:
                 taken_s, rate = _best(bench.product_ns(dtype, size), 2.0 * size**3)
             except Exception as error:  # noqa: BLE001 - a device that lacks the type
                 last = error
                 break
+            left_s -= taken_s
             found[dtype] = max(found.get(dtype, 0.0), rate)
     if not found:
         raise GpuTimedError(f"no product of matrices could be measured ({type(last).__name__}: {last})")
@@ -97,16 +100,20 @@ def bandwidths(bench: PeakBench) -> dict[str, float]:
 
 
 def _best(run: Callable[[], float], amount: float) -> tuple[float, float]:
-    """Return the seconds that all trials of *run* took the device, and *amount* a second by their median."""
+    """Return the seconds that trying *run* took the device, about, and *amount* a second by the median."""
     times = [run() for _ in range(_SETTLING + TRIALS)]
     middle = statistics.median(times[_SETTLING:])
     if middle <= 0:
         raise GpuTimedError("the device's clock did not move")
-    return sum(times) / 1e9, amount / middle * 1e9
+    # Before each reading the same runs once more, so that nothing is launched within it.
+    return 2 * sum(times) / 1e9, amount / middle * 1e9
 
 
 def shown(flops_per_s: dict[str, float], bytes_per_s: dict[str, float]) -> str:
     """Return both in words."""
-    rates = [f"{name} {rate / 1e12:,.3g} TFLOP/s" for name, rate in sorted(flops_per_s.items(), key=lambda it: -it[1])]
+    rates = [
+        f"{name} {rate / 1e12:,.3g} {'TOP' if name.startswith('int') else 'TFLOP'}/s"
+        for name, rate in sorted(flops_per_s.items(), key=lambda it: -it[1])
+    ]
     rates += [f"{name} {rate / 1e9:,.4g} GB/s" for name, rate in bytes_per_s.items()]
     return ", ".join(rates)

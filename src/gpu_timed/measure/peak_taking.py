@@ -59,10 +59,10 @@ def keep(found: DevicePeaks) -> str:
     return path
 
 
-def rows(bench: PeakBench, card: dict[str, Any]) -> Iterator[Row]:
+def rows(bench: PeakBench, card: dict[str, Any], seconds: float = PEAKS_S) -> Iterator[Row]:
     """Measure the peaks on *bench* and keep them, as a row. What cannot be measured or kept is told, no failure."""
     try:
-        found = find(bench, card)
+        found = find(bench, card, seconds)
     except Exception as error:  # noqa: BLE001 - told in place of the figures
         text = f"what the device can do at most could not be measured: {error}"
         yield Row(section="device", name="peak", verdict="skipped", text=text)
