@@ -49,6 +49,8 @@ class DevicePeaks:
     """Bytes read and written a second: ``memory`` by a copy larger than any cache, ``cache`` by smaller ones."""
     path: str = ""
     """File it was read from; empty if it was not."""
+    limits: dict[str | None, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What follows from these by type of number, worked out once: see :mod:`gpu_timed.analysis.throughput`."""
 
 
 def directory(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -72,7 +74,10 @@ def save(found: DevicePeaks, folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{_stem(found.uuid)}-{_safe(found.driver)}-{_safe(found.torch)}.json"
-    values = {"schema": SCHEMA, **{name: value for name, value in asdict(found).items() if name != "path"}}
+    values = {
+        "schema": SCHEMA,
+        **{name: value for name, value in asdict(found).items() if name not in ("path", "limits")},
+    }
     number, unfinished = tempfile.mkstemp(dir=folder, prefix=".peaks-")
     try:
         with os.fdopen(number, "w", encoding="utf-8") as file:

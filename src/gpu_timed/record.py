@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Final, Literal, NoReturn, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias
 
 Warmth: TypeAlias = Literal["cold", "warm", "unknown"]
 Tier: TypeAlias = Literal["built", "loaded", "initialised", "hot"]
@@ -88,8 +88,7 @@ class Cause:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkDone:
+class WorkDone(NamedTuple):
     """What a call had to do, set beside its device time and beside what the device was measured to do at most.
 
     ``device_ns`` may hold time in which the device waited, so that rates and shares are lower bounds.

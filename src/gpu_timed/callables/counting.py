@@ -81,12 +81,14 @@ def signature_of(
     """
     parts: list[Any] = []
     held: list[weakref.ref[Any]] = []
-    if not _add(parts, held, arguments, 0):
-        return None
-    for name in sorted(named):
+    for value in arguments:
+        if not _add(parts, held, value, 0):
+            return None
+    for name in sorted(named) if named else ():
         parts.append(name)
         if not _add(parts, held, named[name], 0):
             return None
+    parts.append(len(arguments))  # else a keyword could pass for an argument
     return tuple(parts), tuple(held)
 
 
@@ -98,21 +100,26 @@ def _add(parts: list[Any], held: list[weakref.ref[Any]], value: Any, depth: int)
     if kind in _PLAIN:
         parts.append((kind, value))
         return True
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        parts.append((kind, tuple(value.shape), str(value.dtype)))
-        return True
-    parts.append(kind)
-    if modules.is_module(value):
-        parts.append((id(value), value.training))
+    if kind is list or kind is tuple:
+        parts.append((kind, len(value)))
+        return all(_add(parts, held, part, depth + 1) for part in value)
+    own = getattr(value, "__dict__", {})
+    if "_parameters" in own and modules.is_module(value):  # before it is asked for a shape, which it is slow to deny
+        parts.append((kind, id(value), value.training))
         held.append(weakref.ref(value))
         return True
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is not None and dtype is not None:
+        parts.append((kind, tuple(shape), dtype))
+        return True
+    parts.append(kind)
     inside: Any = ()
     if isinstance(value, Mapping):
         inside = [part for item in value.items() for part in item]
     elif isinstance(value, tuple | list | set | frozenset):
         inside = value
     elif not callable(value):
-        inside = [part for item in getattr(value, "__dict__", {}).items() for part in item]
+        inside = [part for item in own.items() for part in item]
         inside += [getattr(value, name, None) for name in getattr(kind, "__slots__", ()) if name != "__weakref__"]
     parts.append(len(inside))
     return all(_add(parts, held, part, depth + 1) for part in inside)
