@@ -1,4 +1,5 @@
-"""Work beside the device's measured peak, on a real device. Needs one GPU and torch; about 15 seconds.
+"""Work beside the device's measured peak, on a real device. Needs one GPU and torch; less than a minute, half of it
+the self-test in a process of its own.
 
 The limits of the peaks are those of an H200 (data sheet: 989 TFLOP/s dense in bf16, 4.8 TB/s): there only.
 """
@@ -38,7 +39,7 @@ def peaks(folder: Path) -> DevicePeaks:
         before, reserved = time.monotonic(), torch.cuda.memory_reserved()
         found = measure_peaks()
         print(f"measured in {time.monotonic() - before:.1f} s", found)
-        assert torch.cuda.memory_reserved() <= reserved + (64 << 20)  # cuBLAS keeps a workspace
+        assert torch.cuda.memory_reserved() <= reserved + (256 << 20)  # cuBLAS keeps workspaces
     return found
 
 
