@@ -104,7 +104,7 @@ class Site:
         self.work = work if isinstance(work, Work) else None
         #: Else what says it for each call: a function of its arguments, or ``"count"``.
         self.work_source: Any = None if isinstance(work, Work) else work
-        #: What torch counted, by input signature; None where it is not asked to.
+        #: What torch counted, by input signature; None where it is not asked to, or its calls are suspended.
         self.counted: dict[Any, Any] | None = {} if work == COUNT else None
         self.calls = itertools.count()
         #: Host nanoseconds of its latest calls that no full launch queue held up.

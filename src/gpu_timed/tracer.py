@@ -263,6 +263,7 @@ class Tracer:
         try:
             if isinstance(opened, Span):
                 if opened.counting is not None:
+                    opened.site.counted = None  # nor will any other of its calls be
                     self._stop_counting(opened, _SUSPENDED)
                 opened.finish(self.host.now_ns())
             # What user code attached inside must still be there when it goes on.
@@ -337,9 +338,9 @@ class Tracer:
                 if found is not None and not isinstance(found, Work):
                     raise TypeError(f"work= returned {type(found).__name__}, no Work")  # noqa: TRY301
                 span.work = found
-            elif suspends:
+            elif suspends or site.counted is None:
                 span.work = _SUSPENDED
-            elif self.counter is not None and site.counted is not None:
+            elif self.counter is not None:
                 started = self.counter.begin(site.counted, arguments, named)
                 if isinstance(started, Work | Missing):
                     span.work = started

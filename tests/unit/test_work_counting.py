@@ -339,6 +339,36 @@ def test_coroutines_and_generators_are_not_counted(device: FakeDevice) -> None:
     assert all("suspended" in flops(record).detail for record in records)
 
 
+def test_a_counter_is_not_begun_again_for_calls_that_come_to_no_count(device: FakeDevice, monkeypatch) -> None:
+    """A coroutine is never counted, a generator once; a call that always raises some times, and then no more."""
+    from gpu_timed.callables import torch_flops
+
+    made: list[str] = []
+    real = torch_flops.TorchCounting
+    monkeypatch.setattr(torch_flops, "TorchCounting", lambda: made.append("") or real())
+
+    async def coroutine(x: Any) -> Any:
+        return x @ x
+
+    def generator(x: Any) -> Any:
+        yield x @ x
+
+    x = torch.ones(2, 2)
+    with capture() as records:
+        for timed in (gpu_timed(name="c", work="count")(coroutine), gpu_timed(name="g", work="count")(generator)):
+            for _ in range(3):
+                asyncio.run(timed(x)) if asyncio.iscoroutinefunction(timed) else list(timed(x))
+    assert len(made) == 1
+    assert {flops(record).reason for record in records} == {"not_counted"}
+    assert [record.quality for record in records[4:]] == [(), ()]
+    made.clear()
+    failing = gpu_timed(name="f", work="count")(lambda v: v @ v / 0 if v is None else 1 / 0)
+    for _ in range(40):
+        with pytest.raises(ZeroDivisionError):
+            failing(x)
+    assert len(made) == counting.MOST_FAILURES
+
+
 def test_functions_without_torch_say_so(device: FakeDevice, monkeypatch) -> None:
     """Where torch is not loaded nothing is counted, and torch is not imported for it."""
     monkeypatch.delitem(sys.modules, "torch")

@@ -20,6 +20,9 @@ from gpu_timed.work import Work
 
 MOST_SIGNATURES: Final = 64
 """Signatures of a site that are counted; of others the work is not known."""
+MOST_FAILURES: Final = 16
+"""Calls of a site that may come to no count before each further one is the last of its signature."""
+_FAILED: Final = "failed"
 _MOST_PARTS: Final = 512
 _DEEPEST: Final = 6
 
@@ -69,6 +72,10 @@ class _Keeping:
         found = self._inner.stop(spoilt)
         if spoilt is None:
             self._counted[self._key] = found, self._held
+        else:  # a call that always ends so must not be slowed down for ever
+            tries = self._counted[_FAILED] = self._counted.get(_FAILED, 0) + 1
+            if tries >= MOST_FAILURES:
+                self._counted[self._key] = spoilt, self._held
         return found
 
 
