@@ -457,6 +457,7 @@ def test_rates_shares_and_verdicts_agree(flops, nbytes, device_ns, dtype, held) 
         assert found.exceeds_peak is False
     if isinstance(device_ns, Missing) or held is NOT_MEASURED:
         assert isinstance(found.exceeds_peak, Missing)
+    assert found.exceeds_peak != NOT_SET
 
 
 def test_work_in_no_time_at_all_exceeds_every_peak() -> None:

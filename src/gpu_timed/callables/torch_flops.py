@@ -14,10 +14,10 @@ the count Missing: operators from outside torch, compiled code, and a call in wh
 Kernels that are launched past torch (a Triton or CuPy kernel, a graph's replay) cannot be noticed beside
 operations that are counted: the count is then of these only.
 
-Private names, seen in torch 2.5 to 2.13 where nothing else is said: ``torch.utils.flop_counter._FlopCounterMode``
-and its counter's ``mod_tracker``, ``TorchDispatchMode.is_infra_mode`` (2.6), ``ignore_compile_internals`` and
-``_should_skip_dynamo`` (later), ``torch.utils._python_dispatch._get_current_dispatch_mode``, ``_pop_mode`` and
-``_push_mode``, ``torch._dynamo.eval_frame.cached_backends``. Without one of these nothing is counted.
+Private names, seen in torch 2.5 to 2.13 where nothing else is said: ``torch.utils.flop_counter._FlopCounterMode``,
+``TorchDispatchMode.is_infra_mode`` (2.6), ``ignore_compile_internals`` and ``_should_skip_dynamo`` (later),
+``torch.utils._python_dispatch._get_current_dispatch_mode``, ``_pop_mode`` and ``_push_mode``, and
+``torch._dynamo.eval_frame.cached_backends``. Without one of these nothing is counted.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TorchCounting:
 
     def __init__(self) -> None:
         self._counter = flop_counter.FlopCounterMode(display=False)
-        self._counter.mod_tracker = _NoModules()
+        # Not entered itself: that is what would tell modules apart.
         self._mode = _Mode(self._counter)
         self._mode.__enter__()
 
@@ -93,12 +93,6 @@ class TorchCounting:
             self._mode.__exit__(None, None, None)
         for mode in reversed(above):
             _python_dispatch._push_mode(mode)  # noqa: SLF001
-
-
-class _NoModules:
-    """Stands for what tells modules apart: all there is is the whole."""
-
-    parents: Final = frozenset({"Global"})
 
 
 class _Mode(_Base or object):  # type: ignore[misc]
