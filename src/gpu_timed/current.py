@@ -212,6 +212,13 @@ def shutdown(timeout_s: float = 10.0) -> FlushResult:
     return _state.deliveries.tell(_state.ledger, pending=pending, answered=answered, in_all=True)
 
 
+def forget_peaks() -> None:
+    """Have what this machine's devices can do at most read anew, as it was measured just now."""
+    book = None if _state.tracer is None else _state.tracer.resolver.reader.peaks
+    if book is not None:
+        book.forget()
+
+
 def install_exporter(exporter: str, **options: Any) -> None:
     """Make a provider for *exporter* the global one. See :func:`gpu_timed.export.provider.install`."""
     with _state.lock:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from gpu_timed import current
+from gpu_timed import assembly, current
 from gpu_timed._version import VERSION
 from gpu_timed.clocks import cuda_devices, cuda_driver
-from gpu_timed.diagnosis import caches, clock, devices, process, variables, versions, vitals
+from gpu_timed.diagnosis import caches, clock, devices, peaks, process, variables, versions, vitals
 from gpu_timed.diagnosis.verdict import verdict
 from gpu_timed.errors import ConfigurationError, DeviceFault
 from gpu_timed.export import otel_environment, otlp, probe
@@ -61,7 +61,7 @@ def diagnose(
     return examine(
         {
             "versions": lambda: _versions(library),
-            "devices": lambda: devices.findings(look(), os.environ, driver_present=library is not None),
+            "devices": lambda: _devices(library, look),
             "clock": lambda: _clock(library, look, measure=measure),
             "vitals": lambda: _vitals(look),
             "export": lambda: _export(send=send, endpoint=endpoint, timeout_s=timeout_s),
@@ -120,6 +120,11 @@ def _versions(library: Any) -> Iterable[Finding]:
         driver_cuda=cuda_devices.driver_cuda(library),
         device_present=cuda_driver.device_present(),
     )
+
+
+def _devices(library: Any, look: Callable[[], Inventory]) -> Iterator[Finding]:
+    yield from devices.findings(look(), os.environ, driver_present=library is not None)
+    yield from peaks.findings(look(), assembly.peak_book())
 
 
 def _clock(library: Any, look: Callable[[], Inventory], *, measure: bool) -> Iterator[Finding]:

@@ -6,12 +6,13 @@ The engine knows these and no implementation: clocks, locators, probes and sinks
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Record, Tier, Vitals, Warmth
+from gpu_timed.work import Work
 
 _ENDS_KEPT: Final = 1024
 
@@ -215,6 +216,27 @@ class VitalsSource(Protocol):
 
     def stop(self) -> None:
         """Read no more. Does not wait for a reading that hangs."""
+        ...
+
+
+class Counting(Protocol):
+    """A count of operations that is going on, on the thread that began it."""
+
+    def stop(self, spoilt: Missing | None) -> Work | Missing:
+        """End it on the same thread; returns what was counted, or why that is not to be used.
+
+        *spoilt* says why the call cannot be counted after all; then nothing is kept.
+        """
+        ...
+
+
+class WorkCounter(Protocol):
+    """Counts the operations of a call, once for each input signature."""
+
+    def begin(
+        self, counted: dict[Any, Any], arguments: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> Work | Missing | Counting:
+        """Return what a call with such arguments has to do, or begin to count; *counted* is the site's memory."""
         ...
 
 

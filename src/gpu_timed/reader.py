@@ -14,6 +14,7 @@ import time
 from gpu_timed import reading
 from gpu_timed.errors import DeviceFault
 from gpu_timed.ledger import Ledger
+from gpu_timed.peaks import PeakBook
 from gpu_timed.ports import Clock, Mark, Place, Sighting, VitalsSource, WarmthSource
 from gpu_timed.record import Missing, Record
 from gpu_timed.span import FAULT, Span
@@ -24,9 +25,16 @@ _PENDING = Missing("pending")
 class Reader:
     """Turns spans that have returned into records."""
 
-    def __init__(self, ledger: Ledger, warmth: WarmthSource | None = None, vitals: VitalsSource | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        warmth: WarmthSource | None = None,
+        vitals: VitalsSource | None = None,
+        peaks: PeakBook | None = None,
+    ) -> None:
         self.warmth = warmth
         self.vitals = vitals
+        self.peaks = peaks
         self._ledger = ledger
         self._claiming = threading.Lock()
         self._calmed: dict[int, Clock] = {}
@@ -118,9 +126,9 @@ class Reader:
     def _read(self, span: Span, seen_ns: int) -> Record:
         near = None if self.vitals is None else self._near
         if self.warmth is None:
-            return reading.read(span, seen_ns, near=near)
+            return reading.read(span, seen_ns, near=near, peaks=self.peaks)
         verdict = self.warmth.verdict(span.cold, first_call=span.index == 0)
-        return reading.read(span, seen_ns, verdict, near)
+        return reading.read(span, seen_ns, verdict, near, self.peaks)
 
     def _near(self, device_uuid: str | None, start_ns: int, end_ns: int) -> Sighting:
         """Ask the vitals. A fault of theirs must not cost the span its times."""

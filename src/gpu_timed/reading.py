@@ -10,9 +10,11 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, Final
 
+from gpu_timed.analysis import throughput
 from gpu_timed.noting import note_floor, note_full_queue
+from gpu_timed.peaks import NOT_MEASURED, PeakBook
 from gpu_timed.ports import DeviceInfo, Sighting, Verdict
-from gpu_timed.record import NOT_SAMPLED, NOT_SET, Bound, Measured, Missing, Record, Status, Vitals
+from gpu_timed.record import NOT_SAMPLED, NOT_SET, Bound, Measured, Missing, Record, Status, Vitals, WorkDone
 from gpu_timed.site import Site
 from gpu_timed.span import Span
 from gpu_timed.timing import Device, idle_before, launch_of, nothing, read_marks
@@ -27,7 +29,13 @@ Near = Callable[[str | None, int, int], Sighting]
 """Says what state the machine was in: :meth:`gpu_timed.ports.VitalsSource.at`."""
 
 
-def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN, near: Near | None = None) -> Record:
+def read(
+    span: Span,
+    seen_ns: int,
+    verdict: Verdict = _UNKNOWN,
+    near: Near | None = None,
+    peaks: PeakBook | None = None,
+) -> Record:
     """Build the record of *span*.
 
     Args:
@@ -35,6 +43,7 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN, near: Near | Non
         seen_ns: The host's monotonic time at which its last mark was known to be reached.
         verdict: What the warmth probes saw.
         near: Says what state the machine was in; None where that is not read.
+        peaks: What devices were measured to do at most.
     """
     missing = span.missing()
     if missing is not None and missing.reason == "device_error" and not span.device_error:
@@ -62,6 +71,7 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN, near: Near | Non
     error = span.error
     if span.device_error and not error:
         error = f"{span.device_error} ({DEVICE_ERROR_HINT})"
+    work = _work(span, found.device_ns, info, peaks)
     kept = span.admission
     return Record(
         name=span.site.name,
@@ -106,6 +116,7 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN, near: Near | Non
         status=_status(span, error),
         error=error,
         quality=span.quality,
+        work=work,
     )
 
 
@@ -148,6 +159,19 @@ def _sighting(near: Near, info: DeviceInfo | None, found: Device) -> Sighting:
         return Sighting(reason, reason)
     uuid = info.uuid if info is not None else None
     return near(uuid if isinstance(uuid, str) else None, found.start_ns, found.end_ns)
+
+
+def _work(span: Span, device_ns: Measured, info: DeviceInfo | None, peaks: PeakBook | None) -> WorkDone | Missing:
+    """Set what the call had to do beside its device time; say so where the device cannot have done it."""
+    work = span.work if span.work is not None else span.site.work
+    if work is None:
+        return NOT_SET
+    if isinstance(work, Missing):
+        return work
+    found = throughput.done(work, device_ns, NOT_MEASURED if peaks is None or info is None else peaks.of(info.uuid))
+    if found.exceeds_peak is True:
+        span.note("exceeds_peak")
+    return found
 
 
 def _status(span: Span, error: str) -> Status:

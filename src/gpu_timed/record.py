@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Final, Literal, NoReturn, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias
 
 Warmth: TypeAlias = Literal["cold", "warm", "unknown"]
 Tier: TypeAlias = Literal["built", "loaded", "initialised", "hot"]
@@ -48,6 +48,10 @@ class Missing:
     ``simulated``            Numba's simulator or Triton's interpreter ran the kernel, in Python
     ``no_results``           the runtime shows its work by its results only, and the call left none
     ``not_measured``         what would tell was not measured yet, or cannot be with this clock
+    ``peak_not_measured``    what the device can do at most was not measured on this machine
+    ``not_counted``          torch could not count the call's operations
+    ``work_raised``          the function given as ``work=`` raised, or returned no ``Work``
+    ``no_time``              the device time is 0, by which no work can be divided
     """
 
     reason: str
@@ -133,6 +137,41 @@ class Vitals:
     def slowed(self) -> bool:
         """Whether heat, power or a brake held the clocks down: no rest of an idle device, no setting of somebody's."""
         return not isinstance(self.throttle, Missing) and not _SLOWING.isdisjoint(self.throttle)
+
+
+class WorkDone(NamedTuple):
+    """What a call had to do, set beside its device time and beside what the device was measured to do at most.
+
+    ``device_ns`` may hold time in which the device waited, so that rates and shares are lower bounds.
+    """
+
+    flops: float | Missing
+    """Floating-point operations, as stated or counted."""
+    bytes: float | Missing
+    """Bytes read and written, as stated."""
+    dtype: str | Missing
+    """Type of number of the operations, as stated."""
+    flops_per_s: float | Missing
+    """Operations in a second of device time."""
+    bytes_per_s: float | Missing
+    """Bytes in a second of device time."""
+    flops_share: float | Missing
+    """``flops_per_s`` as a part of the measured peak called ``flops_peak``."""
+    bytes_share: float | Missing
+    """``bytes_per_s`` as a part of the measured bandwidth of the memory. Above 1 when much came from a cache."""
+    flops_peak: str | Missing
+    """Which peak: that of ``dtype`` or, where none was stated, of the type of number with the highest."""
+    exceeds_peak: bool | Missing
+    """Whether the device cannot have done it in that time: nobody waited for this work. It ran on another stream, or
+    had not been launched yet; or less was done than was stated."""
+
+    @property
+    def share_of_peak(self) -> float | Missing:
+        """The larger of the two shares: how close the call came to what limits it."""
+        known = [share for share in (self.flops_share, self.bytes_share) if not isinstance(share, Missing)]
+        if known:
+            return max(known)
+        return self.bytes_share if self.flops_share == NOT_SET else self.flops_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -252,8 +291,10 @@ class Record:
     quality: tuple[str, ...] = ()
     """Notes on what is doubtful about the numbers: ``interleaved``, ``result_on_other_device``, ``anchor_fault``,
     ``segments_overflow``, ``launch_queue_full`` (the launch waited for room in the device's queue: ``launch_ns``
-    is not what launching costs), ``throttled`` (heat, power or a brake held the clocks down near the call), and two
-    that are told by the floor:
+    is not what launching costs), ``throttled`` (heat, power or a brake held the clocks down near the call),
+    ``exceeds_peak`` (nobody waited for this work: it ran on another stream, or had not been launched yet),
+    ``flops_counted`` (torch counted the operations of this very call, which costs time), and two that are told by the
+    floor:
 
     ``below_floor``: ``device_ns`` is less than twice ``floor_ns``. At least half of it may be the marks' own, and the
     work it holds is shorter than an empty pair reads: take it for "next to nothing", and compare it with nothing.
@@ -263,6 +304,8 @@ class Record:
     It is told only where the device was behind when the call began. On an idle stream the pair of marks lasts as
     long as the call, whatever is in it: there ``device_min_ns`` of 0 says that it may be nothing, and no note is
     made, for a function of many small launches reads the same."""
+    work: WorkDone | Missing = NOT_SET
+    """What the call had to do, where ``work=`` or ``span.set_work()`` said it, and how fast that was."""
 
     def __repr__(self) -> str:
         """Show what was measured, and each reason for what was not once."""

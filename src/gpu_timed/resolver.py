@@ -17,6 +17,7 @@ from typing import Final
 from gpu_timed.courtesy import Courtesy
 from gpu_timed.errors import WaitTimeout
 from gpu_timed.ledger import Ledger
+from gpu_timed.peaks import PeakBook
 from gpu_timed.ports import Sink, VitalsSource, WarmthSource
 from gpu_timed.reader import Reader
 from gpu_timed.record import Missing, Record
@@ -49,10 +50,11 @@ class Resolver:
         ledger: Ledger,
         warmth: WarmthSource | None = None,
         vitals: VitalsSource | None = None,
+        peaks: PeakBook | None = None,
     ) -> None:
         self.settings = settings
         self._ledger = ledger
-        self.reader = Reader(ledger, warmth, vitals)
+        self.reader = Reader(ledger, warmth, vitals, peaks)
         self._sinks: tuple[Sink, ...] = ()
         self._arrivals: deque[Span | _Barrier] = deque()
         self._lanes: dict[int, deque[Span]] = {}

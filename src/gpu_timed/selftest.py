@@ -1,4 +1,7 @@
-"""The self-test: :func:`run_selftest` holds spans against kernels whose duration is known, on this very machine."""
+"""The self-test: :func:`run_selftest` holds spans against kernels whose duration is known, on this very machine.
+
+Beside it :func:`measure_peaks`, which finds what the device can do at most, for the shares of peak that spans show.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,12 @@ from gpu_timed.clocks.host import HostClock
 from gpu_timed.clocks.torch_locator import TorchLocator
 from gpu_timed.diagnosis import clock as clock_diagnosis
 from gpu_timed.diagnosis.versions import installed_version
-from gpu_timed.errors import ConfigurationError, GpuTimedError
-from gpu_timed.measure import campaign, known, reference
+from gpu_timed.errors import ConfigurationError, GpuTimedError, missing_extra
+from gpu_timed.measure import campaign, known, peak_taking, reference
 from gpu_timed.measure.campaign import Plan, Progress
 from gpu_timed.measure.rig import Kernel, NotTestable, Rig
 from gpu_timed.measure.session import Session
+from gpu_timed.peaks import DevicePeaks
 from gpu_timed.ports import Launch
 from gpu_timed.record import Missing
 from gpu_timed.settings import SyncPolicy
@@ -60,8 +64,10 @@ def run_selftest(
 ) -> SelfTest:
     """Hold spans against kernels of known duration on this machine's GPU, in every circumstance they must be right in.
 
-    Uses torch's current device, and initialises CUDA on it if nobody has. Nothing goes to OpenTelemetry, and
-    sampling and ``GPU_TIMED_*`` settings have no say. Without a GPU only the host's rows are measured.
+    Ends with measuring what the device can do at most, and keeps that for the spans of later processes: see
+    :func:`measure_peaks`. Uses torch's current device, and initialises CUDA on it if nobody has. Nothing goes to
+    OpenTelemetry, and sampling and ``GPU_TIMED_*`` settings have no say, but for ``GPU_TIMED_CACHE_DIR``. Without a
+    GPU only the host's rows are measured.
 
     Args:
         quick: Four durations in place of seven, fewer spans, and 15 seconds at the most.
@@ -79,7 +85,8 @@ def run_selftest(
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds <= _LONGEST_S:
         raise ConfigurationError(f"seconds must be a number greater than 0 and at most 600, not {seconds!r}.")
     limit_s = min(seconds, _QUICK_S) if quick else seconds
-    until_s = time.monotonic() + limit_s - min(_ENDING_S, 0.1 * limit_s)
+    peaks_s = min(peak_taking.PEAKS_S, 0.1 * limit_s)
+    until_s = time.monotonic() + limit_s - min(_ENDING_S, 0.1 * limit_s) - peaks_s
     environment = _environment()
     rows = [*_isolated("host", _host_rows)]
     absent = _absent()
@@ -88,7 +95,43 @@ def run_selftest(
     else:
         plan = campaign.QUICK if quick else campaign.FULL
         rows += _isolated("device", lambda: _device_rows(environment, plan, until_s, progress, cupti=cupti))
+        rows += _isolated("device", lambda: _peaks_of(environment, peaks_s))
     return SelfTest(VERSION, environment, tuple(rows))
+
+
+def measure_peaks(*, seconds: float = peak_taking.PEAKS_S) -> DevicePeaks:
+    """Measure what torch's current device can do at most, and keep it for this machine's processes.
+
+    By large matrix products of each type of number, and by copies within the device's memory; with a quarter of the
+    memory that is free, at the most. Spans with ``work=`` then say what share of it they reached. The device should
+    have nothing else to do meanwhile: never call this in a service that serves. Kept in ``GPU_TIMED_CACHE_DIR``, else
+    ``XDG_CACHE_HOME/gpu_timed``, else ``~/.cache/gpu_timed``, by device, driver and torch.
+
+    Args:
+        seconds: How long it may take, about; kernels are loaded besides.
+
+    Raises:
+        ConfigurationError: *seconds* cannot be used.
+        MissingExtraError: torch is not installed, by which it is measured.
+        GpuTimedError: There is no device, it could not be measured, or the file cannot be written.
+    """
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds <= _LONGEST_S:
+        raise ConfigurationError(f"seconds must be a number greater than 0 and at most 600, not {seconds!r}.")
+    try:
+        torch_rig = importlib.import_module("gpu_timed.measure.torch_rig")
+        torch_peaks = importlib.import_module("gpu_timed.measure.torch_peaks")
+    except ImportError as error:
+        raise missing_extra("measure_peaks()", "torch", "torch") from error
+    why_not = _absent() or torch_rig.usable()
+    if why_not:
+        raise NotTestable(f"peaks cannot be measured: {why_not}")
+    bench = torch_peaks.TorchPeaks()
+    try:
+        found = peak_taking.find(bench, _card(torch_rig.synchronized()), seconds)
+    finally:
+        bench.close()
+    peak_taking.keep(found)
+    return found
 
 
 def figure_rows(rig: Rig, floor_ns: int | None = None) -> tuple[list[Row], Instrument]:
@@ -261,6 +304,17 @@ def _floor_words(floor_ns: int | None) -> str:
     if floor_ns > FLOOR_NS:
         return f"its floor of {floor_ns:,} ns is higher than that of an H200: {FLOOR_NS:,} ns are allowed for"
     return f"its floor of {floor_ns:,} ns is allowed for"
+
+
+def _peaks_of(environment: dict[str, Any], seconds: float) -> Iterator[Row]:
+    """Measure the peaks of the device that the rows before were about; nothing where there were none."""
+    if environment.get("card") is None:
+        return
+    bench = importlib.import_module("gpu_timed.measure.torch_peaks").TorchPeaks()
+    try:
+        yield from peak_taking.rows(bench, environment, seconds)
+    finally:
+        bench.close()
 
 
 def _timer_row(step_ns: int, cycles_per_ns: float) -> Row:

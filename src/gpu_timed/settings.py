@@ -22,6 +22,8 @@ _MODES_TO_COME: Final = ("cuda_graph", "compile", "reduce-overhead", "max-autotu
 
 TARGETS_VARIABLE: Final = "GPU_TIMED_TARGETS"
 """What to time by name, which is read where that is done: by ``gpu-timed run``, or OpenTelemetry's instrumentation."""
+CACHE_VARIABLE: Final = "GPU_TIMED_CACHE_DIR"
+"""Directory for what is measured once on a machine, which is read where that is needed: see :mod:`gpu_timed.peaks`."""
 
 _LARGEST: Final = 10_000_000
 _SHORTEST_INTERVAL_S: Final = 0.01
@@ -94,7 +96,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     """
     hints = get_type_hints(Settings)
     values: dict[str, Any] = {}
-    known = [*(f"GPU_TIMED_{field.name.upper()}" for field in fields(Settings)), TARGETS_VARIABLE]
+    known = [*(f"GPU_TIMED_{field.name.upper()}" for field in fields(Settings)), TARGETS_VARIABLE, CACHE_VARIABLE]
     for field in fields(Settings):
         variable = f"GPU_TIMED_{field.name.upper()}"
         text = environment.get(variable)

@@ -90,6 +90,9 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "not_timed_in_compiled_region": _Kind("note", "names inside compiled regions, not timed: see targets"),
     "sampler_raised": _Kind("warning", "calls not recorded because the sampler raised", "see the log for the first"),
     "attributes_raised": _Kind("warning", "calls whose attributes= function raised", "see the log for the first"),
+    "work_raised": _Kind(
+        "warning", "calls whose work= function raised, or returned no Work", "see the log for the first"
+    ),
     "provider_raised": _Kind("warning", "times that the provider raised while flushing", "see the log for the first"),
     "vitals_given_up": _Kind(
         "warning",
@@ -112,7 +115,7 @@ SINK: Final = "sink_"
 INTERNAL: Final = frozenset(
     {
         *("start", "enter", "leave", "wait", "submit", "settle", "suspend", "resume", "detach"),
-        *("asking", "reading", "release", "unhindered", "resolver", "unreadable", "probe_detach", "vitals"),
+        *("asking", "reading", "release", "unhindered", "resolver", "unreadable", "probe_detach", "vitals", "counting"),
     }
 )
 """Kinds that are a fault inside gpu_timed."""

@@ -80,6 +80,22 @@ HOST_LOAD: Final = "gpu_timed.vitals.host_load"
 """Load average of the last minute for each CPU of the machine."""
 QUALITY: Final = "gpu_timed.quality"
 """Notes on what is doubtful about the numbers."""
+WORK_FLOPS: Final = "gpu_timed.work.flops"
+"""Floating-point operations of the call, as stated or counted."""
+WORK_BYTES: Final = "gpu_timed.work.bytes"
+"""Bytes the call reads and writes, as stated."""
+WORK_FLOPS_PER_S: Final = "gpu_timed.work.flops_per_s"
+"""Operations in a second of device time: a lower bound."""
+WORK_BYTES_PER_S: Final = "gpu_timed.work.bytes_per_s"
+"""Bytes in a second of device time: a lower bound."""
+WORK_SHARE: Final = "gpu_timed.work.share_of_peak"
+"""The larger of both as a part of what this device was measured to do on this machine."""
+WORK_PEAK: Final = "gpu_timed.work.flops_peak"
+"""Type of number whose peak the operations are held against."""
+WORK_EXCEEDS: Final = "gpu_timed.work.exceeds_peak"
+"""Whether the device cannot have done it in that time: nobody waited for this work."""
+WORK_MISSING: Final = "gpu_timed.work.missing"
+"""Why it is not known what the call had to do."""
 
 
 def of_host_span(record: Record) -> dict[str, AttributeValue]:
@@ -118,6 +134,7 @@ def of_host_span(record: Record) -> dict[str, AttributeValue]:
         if not isinstance(vitals.host_load, Missing):
             found[HOST_LOAD] = vitals.host_load
     found.update(_device(record))
+    _put_work(found, record)
     return found
 
 
@@ -132,6 +149,7 @@ def of_device_span(record: Record) -> dict[str, AttributeValue]:
     found[WARMTH] = record.warmth
     if not isinstance(record.mode, Missing):
         found[MODE] = record.mode
+    _put_work(found, record)
     return found
 
 
@@ -159,6 +177,25 @@ def _put_measured(found: dict[str, AttributeValue], record: Record) -> None:
         found[DEVICE_MISSING] = record.device_ns.reason
     else:
         found[LAUNCH_GAPS] = record.launch_gaps_included
+
+
+def _put_work(found: dict[str, AttributeValue], record: Record) -> None:
+    """Put in what the call had to do and how fast that was, as far as it is known."""
+    work = record.work
+    if isinstance(work, Missing):
+        if work != NOT_SET:
+            found[WORK_MISSING] = work.reason
+        return
+    values = {
+        WORK_FLOPS: work.flops,
+        WORK_BYTES: work.bytes,
+        WORK_FLOPS_PER_S: work.flops_per_s,
+        WORK_BYTES_PER_S: work.bytes_per_s,
+        WORK_SHARE: work.share_of_peak,
+        WORK_PEAK: work.flops_peak,
+        WORK_EXCEEDS: work.exceeds_peak,
+    }
+    found.update({name: value for name, value in values.items() if not isinstance(value, Missing)})
 
 
 def _device(record: Record) -> dict[str, AttributeValue]:
