@@ -224,8 +224,8 @@ class Record:
     device_min_ns: Measured
     """What remains of ``device_ns`` if the device waited for the host whenever it could have, that is until
     the end mark, placed just after the function returned, could reach it; and if handing over from mark to work and
-    from work to mark took the device six floors, which a graph of many kernels needs (a kernel: two or three). The
-    truth lies between the two, within ``uncertainty_ns`` and ``floor_ns``."""
+    from work to mark took the device 6 µs more than the floor, as with a graph of many kernels (a kernel: 1 to 2 µs).
+    The truth lies between the two, within ``uncertainty_ns`` and ``floor_ns``."""
     floor_ns: Measured
     """What an empty pair of marks reads at the least on this device, once for each resumption, which has a pair of its
     own: of ``device_ns`` that much may be the marks' own. It is the least of what was ever read in this process, so it
@@ -296,8 +296,8 @@ class Record:
     ``flops_counted`` (torch counted the operations of this very call, which costs time), and two that are told by the
     floor:
 
-    ``below_floor``: ``device_ns`` is less than twice ``floor_ns``. At least half of it may be the marks' own, and the
-    work it holds is shorter than an empty pair reads: take it for "next to nothing", and compare it with nothing.
+    ``below_floor``: ``device_ns`` is hardly more than ``floor_ns``: what is left is less than handing over to a kernel
+    takes (1.25 µs), and may be the marks' own: take it for "next to nothing", and compare it with nothing.
 
     ``no_work_on_stream``: the call took the host long, and still ``device_ns`` is hardly more than ``floor_ns``. What
     the call did, it did on another stream, on the host, or not at all; ``sync="device"`` counts other streams.

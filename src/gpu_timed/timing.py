@@ -19,16 +19,18 @@ from gpu_timed.errors import DeviceFault
 from gpu_timed.record import Answer, Measured, Missing
 from gpu_timed.span import FAULT, Segment, Span
 
-_BELOW: Final = 2
-"""A pair that reads less than so many floors is below the floor: what is left of it without the marks is shorter than
-an empty pair. On an H200 that is 2.5 µs: an empty pair that was queued reads 1.25, the shortest kernel in one 3.2."""
-_EMPTY: Final = 1.5
-"""A pair that reads less than so many floors holds no kernel: half a floor is more than an empty pair varies by (the
-clock steps by 32 ns, documented is half a microsecond), and less than the shortest kernel takes (2 µs on an H200)."""
-_EDGES: Final = 6
-"""A pair around queued work reads up to so many floors more than the work takes by CUPTI, from the first kernel's begin
-to the last one's end: for handing over from mark to work and from work to mark. On an H200 (driver 580, floor 1.25 µs)
-that is 2.0 to 3.5 µs for kernels and graphs of one kernel, and 5.7 to 7.5 µs for graphs of many."""
+_KERNEL_NS: Final = 1_250
+"""A pair that reads less than so much over the floor is below the floor: handing over to a kernel alone takes as long.
+By CUPTI, 1.25 to 1.28 µs lie between two kernels in a row on an H200, whatever an empty pair reads on its host (1.25 µs
+on one, 2.9 on another); the shortest kernel reads 1.9 over it."""
+_EMPTY_NS: Final = 800
+"""A pair that reads less than so much over the floor holds no kernel. An empty one varies by half a microsecond where
+the floor is high, by 32 ns where it is not."""
+_EDGES_NS: Final = 6_250
+"""A pair around queued work reads up to the floor and so much more than the work takes by CUPTI, from the first
+kernel's begin to the last one's end: for handing over from mark to work and from work to mark. On two H200 (driver 580,
+floors of 1.25 and 2.9 µs): 0.8 to 2.3 µs over the floor for kernels and graphs of one, 4.5 to 6.2 for graphs of many.
+"""
 _USUAL_FLOOR_NS: Final = 1_250
 """Stands for the floor until it is measured: that of an H200."""
 _NO_EARLIER_SPAN: Final = Missing("no_earlier_span")
@@ -51,12 +53,16 @@ class Device:
     gaps: Answer = "unknown"
     empty: bool = False
     """Every pair read too little for a kernel."""
+    pairs: int = 1
+    """How many pairs of marks it adds up."""
 
     @property
     def below_floor(self) -> bool:
-        """Whether at least half of the device time may be the marks' own."""
+        """Whether what is left without the marks is less than handing over to a kernel takes."""
         device_ns, floor_ns = self.device_ns, self.floor_ns
-        return isinstance(device_ns, int) and isinstance(floor_ns, int) and device_ns < _BELOW * floor_ns
+        if not isinstance(device_ns, int) or not isinstance(floor_ns, int) or not floor_ns:
+            return False  # a clock whose marks take no time has no floor
+        return device_ns < floor_ns + self.pairs * _KERNEL_NS
 
 
 def read_marks(span: Span, seen_ns: int) -> Device:
@@ -69,6 +75,7 @@ def read_marks(span: Span, seen_ns: int) -> Device:
     if len(pieces) == 1:
         return pieces[0]
     total = Device(0, 0, 0, 0, pieces[0].start_ns, pieces[-1].end_ns, 0, 0, "no")
+    total.pairs = len(pieces)
     total.empty = all(piece.empty for piece in pieces)
     for piece in pieces:
         total.device_ns = _add(total.device_ns, piece.device_ns)
@@ -111,7 +118,9 @@ def _read_segment(span: Span, segment: Segment, seen_ns: int) -> Device:
             gaps = "yes"
     # From the start mark on, which may have been reached before the user's code was entered.
     floor_ns = clock.floor_ns(place)  # after the place was asked for: with the first, the floor is measured
-    edges = _EDGES * floor_ns if isinstance(floor_ns, int) else _EDGES * _USUAL_FLOOR_NS if clock.in_order else 0
+    edges = 0  # of a clock whose marks are no pair on a stream
+    if clock.in_order:
+        edges = _EDGES_NS + (floor_ns if isinstance(floor_ns, int) else _USUAL_FLOOR_NS)
     longest_gap = 0 if gaps == "no" else max(0, exposed - waited) if isinstance(queue, int) else exposed
     return Device(
         device_ns=device_ns,
@@ -123,7 +132,7 @@ def _read_segment(span: Span, segment: Segment, seen_ns: int) -> Device:
         uncertainty_ns=uncertainty,
         floor_ns=floor_ns,
         gaps=gaps,
-        empty=isinstance(floor_ns, int) and device_ns < _EMPTY * floor_ns,
+        empty=isinstance(floor_ns, int) and floor_ns > 0 and device_ns < floor_ns + _EMPTY_NS,
     )
 
 

@@ -74,7 +74,7 @@ def noted(records: list[Record], note: str) -> int:
 
 
 def test_the_floor_is_that_of_an_independent_queued_pair() -> None:
-    """A new clock, which has seen no span but idle ones, agrees within half a microsecond with torch's events."""
+    """A new clock, which has seen no span but idle ones, agrees within 0.8 µs with torch's events."""
     import torch
 
     torch.zeros(1, device="cuda").add_(1)
@@ -87,7 +87,7 @@ def test_the_floor_is_that_of_an_independent_queued_pair() -> None:
     print("floor", found, "independent median", statistics.median(independent), "least", min(independent))
     assert all(isinstance(floor, int) for floor in found), found
     assert LOW_NS <= statistics.median(found) <= HIGH_NS
-    assert abs(statistics.median(found) - min(independent)) <= 500
+    assert abs(statistics.median(found) - min(independent)) <= 800
 
 
 @pytest.mark.parametrize("sync", ["boundary", "deferred"])
@@ -134,7 +134,7 @@ def test_an_empty_span_behind_work_is_below_the_floor() -> None:
 
 
 def test_the_shortest_kernel_behind_work_is_not_below_the_floor() -> None:
-    """An addition to one element reads 3.2 µs there, which is more than twice what marks read."""
+    """An addition to one element reads 1.9 µs more there than an empty pair does."""
     import torch
 
     x = torch.zeros(1, device="cuda")

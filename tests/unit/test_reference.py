@@ -16,7 +16,7 @@ from gpu_timed.measure import reference
 from gpu_timed.measure.regimes import REGIMES
 from gpu_timed.measure.session import Session
 from gpu_timed.testing import FakeDevice
-from gpu_timed.trials import Row
+from gpu_timed.trials import Instrument, Row
 
 LIKE_A_GPU = {"launch_latency_ns": 6_000, "lateness_ns": 3_000}
 
@@ -149,8 +149,8 @@ def test_the_self_test_says_why_there_is_no_cupti(monkeypatch: pytest.MonkeyPatc
     held.refused = RecordsUnavailable("another profiler has CUPTI in this process")
     monkeypatch.setattr(cupti_activity, "KernelRecords", lambda: held)
     found = [
-        *selftest._cupti_rows(rig, session, "not asked for", stamped=True, until_s=float("inf")),
-        *selftest._cupti_rows(rig, session, "", stamped=True, until_s=float("inf")),
+        *selftest._cupti_rows(rig, session, "not asked for", Instrument(), stamped=True, until_s=float("inf")),
+        *selftest._cupti_rows(rig, session, "", Instrument(), stamped=True, until_s=float("inf")),
     ]
     session.close()
     assert [(row.verdict, row.section, row.name) for row in found] == [("skipped", "cupti", "none")] * 2

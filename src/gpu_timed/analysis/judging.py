@@ -27,10 +27,8 @@ from gpu_timed.trials import SHARE, Check, Instrument, Observation, Row, Verdict
 
 FEWEST_EXACT: Final = 3
 """Spans without a launch gap that a row needs for a bias to be told."""
-HANDOVERS: Final = 3
-"""Floors that a pair may add to a kernel between its marks. An empty pair is one floor, from mark to mark; with a
-kernel it is two, from mark to kernel and from kernel to mark, and what comes behind can make it more. By CUPTI, on an
-H200 with a floor of 1.25 µs and driver 580: 2.0 to 3.5 µs, median 2.4 to 2.9 by kind of kernel."""
+RESOLUTION_NS: Final = 1_000
+"""By so much a pair may be off by itself: NVIDIA documents "a resolution of around 0.5 microseconds" of each event."""
 _ODDS: Final = 0.001
 
 
@@ -169,8 +167,8 @@ def _exact(values: dict[str, Any], instrument: Instrument) -> Check:
     bias = values["bias_ns"]
     doubt = math.ceil(instrument.doubt * (values["true_ns"] or 0))
     least = -instrument.floor_ns - instrument.tick_ns - doubt
-    edges = max(0, instrument.turnaround_ns - instrument.floor_ns)  # of a kernel, which its own stamps leave out
-    most = HANDOVERS * instrument.floor_ns + edges + instrument.tick_ns + doubt
+    # From mark to kernel as from mark to mark, from kernel to mark as from kernel to kernel.
+    most = instrument.floor_ns + instrument.turnaround_ns + RESOLUTION_NS + instrument.tick_ns + doubt
     if bias is None:
         return Check("exact", "skipped", None, most, "no span says that it holds no launch gap")
     ok = least <= bias <= most

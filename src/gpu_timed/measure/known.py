@@ -103,10 +103,9 @@ def instrument(*, tick_ns: int | None, turnaround_ns: int, cycles: bool, floor_n
         tick_ns: The smallest step of the timer; None where kernels have none, and are as long as was calibrated.
         turnaround_ns: As :func:`turnaround` gives it.
         cycles: Whether kernels that are too short for the timer are known by the multiprocessor's cycles.
-        floor_ns: What an empty pair of marks was measured to read at the least on this device, if it was. More than
-            :data:`~gpu_timed.trials.FLOOR_NS` is not allowed for.
+        floor_ns: What an empty pair of marks was measured to read on this device, if it was.
     """
-    floor = FLOOR_NS if floor_ns is None else min(floor_ns, FLOOR_NS)
+    floor = FLOOR_NS if floor_ns is None else floor_ns
     if tick_ns is None:
         return Instrument(floor_ns=floor, turnaround_ns=turnaround_ns, doubt=CALIBRATED)
     least = 0 if cycles else TICKS * tick_ns

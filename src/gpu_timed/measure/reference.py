@@ -15,7 +15,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from gpu_timed.analysis.judging import judge, spread
@@ -72,6 +72,7 @@ def rows(
     source: Source,
     *,
     stamped: bool,
+    instrument: Instrument = Instrument(),  # noqa: B008 - frozen
     regimes: Sequence[Regime] = REGIMES,
     until_s: float = float("inf"),
 ) -> Iterator[Row]:
@@ -82,6 +83,7 @@ def rows(
         session: What makes the spans.
         source: Where records come from; it is started and stopped.
         stamped: Whether the kernels time themselves.
+        instrument: Floor and turnaround of the device; the truth itself is as good as CUPTI's steps.
         regimes: What to test.
         until_s: When to be done, by ``time.monotonic()``: regimes that would come later are left out, and say so.
 
@@ -97,7 +99,7 @@ def rows(
             if time.monotonic() >= until_s:
                 yield Row(section=_SECTION, name=regime.name, verdict="skipped", text="no time was left for it")
                 continue
-            row = functools.partial(regime_row, rig, session, source, regime, stamped=stamped)
+            row = functools.partial(regime_row, rig, session, source, regime, instrument, stamped=stamped)
             yield _isolated(regime.name, row)
     finally:
         rig.settle()
@@ -137,12 +139,14 @@ def edges(rig: Rig, source: Source) -> Row:
     return Row(section=_SECTION, name="edges", verdict="info", text=text, spans=len(kernels), values=values)
 
 
-def regime_row(rig: Rig, session: Session, source: Source, regime: Regime, *, stamped: bool) -> Row:
+def regime_row(
+    rig: Rig, session: Session, source: Source, regime: Regime, instrument: Instrument, *, stamped: bool
+) -> Row:
     """Return the row of one regime, all durations: the promises of a span, with CUPTI's time as the truth."""
     site = session.site(f"gpu_timed.selftest.cupti.{regime.name}", _SYNC)
     found: dict[int, list[Beside]] = {}
     judged: list[Row] = []
-    instrument = Instrument(tick_ns=RESOLUTION_NS)
+    instrument = replace(instrument, tick_ns=RESOLUTION_NS, doubt=0.0, least_ns=0)
     for duration_ns in DURATIONS_NS:
         work = regime.work(rig, duration_ns)
         span = functools.partial(session.measure, site, work)
