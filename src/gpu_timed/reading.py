@@ -73,13 +73,14 @@ class _Device:
         return isinstance(device_ns, int) and isinstance(floor_ns, int) and device_ns < _BELOW * floor_ns
 
 
-def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
+def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN, mode_reason: str = "") -> Record:
     """Build the record of *span*.
 
     Args:
         span: A span whose last mark was reached, or that can have no device time.
         seen_ns: The host's monotonic time at which its last mark was known to be reached.
         verdict: What the warmth probes saw.
+        mode_reason: Why the call did not run as it was to be launched.
     """
     missing = span.missing()
     if missing is not None and missing.reason == "device_error" and not span.device_error:
@@ -137,6 +138,7 @@ def read(span: Span, seen_ns: int, verdict: Verdict = _UNKNOWN) -> Record:
         call_index=span.index,
         mode=span.site.mode or NOT_SET,
         mode_requested=span.site.mode or NOT_SET,
+        mode_reason=mode_reason,
         bound=_bound(found),
         sync=span.sync,
         resumptions=len(span.segments) + span.unmarked,

@@ -175,7 +175,7 @@ class Record:
     mode_requested: str | Missing = NOT_SET
     """The mode that was asked for."""
     mode_reason: str = ""
-    """Why the mode that ran is not the one that was asked for."""
+    """Why the mode that ran is not the one that was asked for, or why code that was to be compiled may not be."""
     bound: Bound = "unknown"
     """What limits the call. From marks alone only ``device`` can be told, and nothing where ``device_ns`` is
     ``below_floor``."""
@@ -192,7 +192,17 @@ class Record:
     quality: tuple[str, ...] = ()
     """Notes on what is doubtful about the numbers: ``interleaved``, ``result_on_other_device``, ``anchor_fault``,
     ``segments_overflow``, ``launch_queue_full`` (the launch waited for room in the device's queue: ``launch_ns``
-    is not what launching costs), and two that are told by the floor:
+    is not what launching costs), and these:
+
+    ``compile_limit_reached``: torch compiles this function for no further inputs, in this or an earlier call of the
+    site; ``not_compiled``: it could not compile it. Such calls are warm and may have run uncompiled; ``mode_reason``
+    says which function.
+
+    ``new_shape_cudnn_benchmark``: ``torch.backends.cudnn.benchmark`` is on and the tensors of the call differ in shape,
+    strides, dtype, device or thread from those of all calls before: a convolution may have tuned itself, so the call is
+    not ``warm``. ``inputs_unseen_cudnn_benchmark``: it is on, and the call shows no tensors by which to tell.
+
+    Two are told by the floor:
 
     ``below_floor``: ``device_ns`` is less than twice ``floor_ns``. At least half of it may be the marks' own, and the
     work it holds is shorter than an empty pair reads: take it for "next to nothing", and compare it with nothing.
