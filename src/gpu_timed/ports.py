@@ -189,8 +189,12 @@ class Lasting:
     """The quality note that says so."""
     text: str
     """What happened, for people."""
-    holds: bool = True
-    """Until it is undone."""
+    until: int | None = None
+    """Generation of the event that undid it; None while it holds."""
+
+    def holds(self, generation: int) -> bool:
+        """Return whether it held for what had ended when there had been *generation* events."""
+        return self.until is None or generation < self.until
 
 
 class WarmthSource(Protocol):

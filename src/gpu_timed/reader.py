@@ -134,7 +134,7 @@ class Reader:
             lasting.extend((span.index, each) for each in found if id(each) not in held)
         if not lasting:
             return ""
-        holding = [each for index, each in tuple(lasting) if each.holds and index <= span.index]
+        holding = [each for index, each in tuple(lasting) if index <= span.index and each.holds(span.generation)]
         for each in holding:
             span.note(each.note)
         return "; ".join(each.text for each in holding)

@@ -163,6 +163,11 @@ class Span(RecordingSpan):
     # -- for the engine -------------------------------------------------------------------------------
 
     @property
+    def generation(self) -> int:
+        """How many events of warmth there had been when its last segment ended."""
+        return self.cold[-1].ended if self.cold else self._generation
+
+    @property
     def place(self) -> Place | None:
         """Where the open segment's marks go, None if it has none."""
         return self._place

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -24,8 +24,12 @@ class Tell(Protocol):
         duration_ns: Measured = NOT_SET,
         detail: str = "",
         lasting: Lasting | None = None,
+        undone: Sequence[Lasting] = (),
     ) -> None:
-        """Take note of something that has just ended on this thread, and with *lasting* holds for later calls."""
+        """Take note of something that has just ended on this thread.
+
+        With *lasting* it holds for later calls as well; what is *undone* holds no more.
+        """
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Final
 
@@ -77,9 +77,10 @@ class Probes:
             duration_ns: Measured = NOT_SET,
             detail: str = "",
             lasting: Lasting | None = None,
+            undone: Sequence[Lasting] = (),
         ) -> None:
             try:
-                self._ring.emit(probe.name, what, tier, duration_ns, detail, lasting)
+                self._ring.emit(probe.name, what, tier, duration_ns, detail, lasting, undone)
             except Exception as error:  # noqa: BLE001 - never into a compiler
                 self._fault(f"probe_{probe.name}", error)
 

@@ -60,6 +60,7 @@ class Ring:
         duration_ns: Measured = NOT_SET,
         detail: str = "",
         lasting: Lasting | None = None,
+        undone: Sequence[Lasting] = (),
     ) -> None:
         """Take note of something that ended just now on the calling thread."""
         cause = Cause(probe, what[:_MOST_TEXT], tier, duration_ns, detail[:_MOST_TEXT])
@@ -72,6 +73,8 @@ class Ring:
         with self._lock:
             event = Event(self.generation + 1, time.perf_counter_ns(), thread_id, worker, cause)
             self._events.append(event)
+            for each in undone:
+                each.until = event.generation
             if lasting is not None:
                 self._lasting.append((event.generation, thread_id, lasting))
             self.generation = event.generation  # last: who reads it finds the event

@@ -2,7 +2,7 @@
 
 Private, the same in torch 2.6 to 2.14: ``torch._dynamo.utils`` calls its global ``log_compilation_event`` with the
 metrics of each compile, on the compiling thread, and so for one that failed or met the recompile limit.
-``torch._dynamo.config.log_compilation_metrics`` (on by default) switches that off. Fields are read where they are there.
+``torch._dynamo.config.log_compilation_metrics`` (on by default) switches that off. Fields are read where present.
 
 What Inductor leaves to its worker processes is part of the compile that waits for them. A code object that met the
 limit, or that could not be compiled, makes no more events: what it told then lasts, until ``torch._dynamo.reset()``,
@@ -31,48 +31,42 @@ _HITS: Final = (
 )
 _MISSES: Final = tuple(name.replace("_hit_", "_miss_") for name in _HITS)
 _LIMIT: Final = re.compile(r"\b(\w*(?:recompile|cache_size)_limit)\b(?:.*?currently set to (\d+))?", re.DOTALL)
-"""In ``fail_reason``, e.g. "… exceeding the recompile_limit cache size limit (currently set to 8)"; ``cache_size_limit``
-is what torch 2.5 called it."""
+"""In ``fail_reason``: "… exceeding the recompile_limit cache size limit (currently set to 8)", or only the name; its
+name was ``cache_size_limit`` in torch 2.5."""
+_HARD_LIMIT: Final = "FailOnRecompileLimitHit"
 _FRAMES_KEPT: Final = 1024
 
+
 class _Frames:
-    """What is known of the code objects that Dynamo has met: their names, and what lasts."""
+    """What is known of the frames that Dynamo has met: their names, and what lasts of them. By Dynamo's numbers."""
 
     def __init__(self) -> None:
-        self._names: OrderedDict[str, str] = OrderedDict()  # by Dynamo's number of the frame
+        self._names: OrderedDict[str, str] = OrderedDict()
         self._lasting: OrderedDict[str, Lasting] = OrderedDict()
 
-    def meet(self, compile_id: str, name: str | None) -> str | None:
-        """Return the name of the code that *compile_id* is about: not every event says it."""
+    def meet(self, compile_id: str, name: str | None) -> tuple[str | None, list[Lasting]]:
+        """Return the name of the code that *compile_id* is about, and what lasts no more now that it was met again."""
         frame, _, attempt = compile_id.partition("/")
-        if name is None:
-            return self._names.get(frame)
-        if frame == "0" and attempt.partition("_")[0] == "0":
-            self._begin_anew()
+        if name is None:  # not every event says it
+            return self._names.get(frame), []
+        undone: list[Lasting] = []
+        if frame == "0" and attempt.partition("_")[0] == "0":  # after a reset, which makes Dynamo forget all frames
+            undone += self._lasting.values()
+            self._lasting.clear()
+            self._names.clear()
+        held = self._lasting.pop(frame, None)
+        if held is not None:
+            undone.append(held)
         self._names[frame] = name
         _bound(self._names)
-        return name
+        return name, undone
 
     def last(self, compile_id: str, note: str, text: str) -> Lasting:
         """Keep that *text* holds for the frame of *compile_id* from now on."""
         frame = compile_id.partition("/")[0]
-        self.lift(compile_id)
         lasting = self._lasting[frame] = Lasting(note, text)
         _bound(self._lasting)
         return lasting
-
-    def lift(self, compile_id: str) -> None:
-        """The frame of *compile_id* was compiled: what held of it holds no more."""
-        held = self._lasting.pop(compile_id.partition("/")[0], None)
-        if held is not None:
-            held.holds = False
-
-    def _begin_anew(self) -> None:
-        """After a reset Dynamo numbers its frames from 0 again, and compiles every one of them."""
-        for held in tuple(self._lasting.values()):
-            held.holds = False
-        self._lasting.clear()
-        self._names.clear()
 
 
 def _bound(kept: OrderedDict[str, Any]) -> None:
@@ -108,42 +102,36 @@ def _tell(metrics: Any, tell: Tell, frames: _Frames) -> None:
             tell(f"CUDA Graph set up for {which}", "initialised", int(spent) * 1000)
         return
     backward = held.get("is_forward") is False
-    which = _name(None if backward else frames.meet(compile_id, held.get("co_name")), compile_id)
+    name, undone = (None, []) if backward else frames.meet(compile_id, held.get("co_name"))
+    which = _name(name, compile_id)
     if held.get("fail_type"):
-        _tell_failure(held, which, compile_id, duration, tell, frames)
+        what, detail, lasting = _failure(held, which, compile_id, frames)
+        tell(what, "built", duration, detail, lasting, undone)
         return
-    if not backward:
-        frames.lift(compile_id)
     hits, misses = (sum(held.get(name) or 0 for name in names) for names in (_HITS, _MISSES))
     reason = str(held.get("recompile_reason") or "").partition("\n")[0]
-    # Neither hit nor miss: the cache was passed by (torch_caches says why), or the backend has none. Compiled either way.
+    # Neither hit nor miss: the cache was passed by (torch_caches says why), or the backend has none. Compiled, then.
     tier: Tier = "loaded" if hits and not misses else "built"
     verb = "recompiled" if reason else "compiled"
     if tier == "loaded":
         verb = f"{verb} with code from the disk cache"
     elif hits:
         verb = f"{verb} in part, with code from the disk cache"
-    tell(f"{which} {verb}", tier, duration, reason)
+    tell(f"{which} {verb}", tier, duration, reason, None, undone)
 
 
-def _tell_failure(  # noqa: PLR0917 - one step of _tell
-    held: dict[str, Any], which: str, compile_id: str, duration: Measured, tell: Tell, frames: _Frames
-) -> None:
-    kind = str(held["fail_type"])
+def _failure(held: dict[str, Any], which: str, compile_id: str, frames: _Frames) -> tuple[str, str, Lasting]:
+    """Return what failed, the detail, and what that means for later calls."""
     reason = str(held.get("fail_reason") or "")
-    limit = _LIMIT.search(reason) if "limit" in reason else None
-    if limit is not None:
-        most = f" ({limit[2]})" if limit[2] else ""
-        what = f"{which} reached {limit[1]}{most}: not compiled any more"
-        lasting = frames.last(
-            compile_id, COMPILE_LIMIT_REACHED, f"{what}; inputs that no code was compiled for run uncompiled"
-        )
-        tell(what, "built", duration, f"{kind}: {reason.partition(chr(10))[0]}", lasting)
-        return
-    what = f"{which} failed to compile"
-    first = reason.partition("\n")[0]
-    lasting = frames.last(compile_id, NOT_COMPILED, f"{what} and runs uncompiled: {kind}: {first}")
-    tell(f"{what} and runs as it is", "built", duration, f"{kind}: {first}", lasting)
+    detail = f"{held['fail_type']}: {reason.partition(chr(10))[0]}"
+    limit = _LIMIT.search(reason)
+    if limit is None and held["fail_type"] != _HARD_LIMIT:
+        what = f"{which} failed to compile"
+        return what, detail, frames.last(compile_id, NOT_COMPILED, f"{what}: {detail}")
+    most = f" ({limit[2]})" if limit and limit[2] else ""
+    what = f"{which} reached {limit[1] if limit else 'the recompile limit'}{most}: not compiled any more"
+    text = f"{what}; inputs that no code was compiled for run uncompiled"
+    return what, detail, frames.last(compile_id, COMPILE_LIMIT_REACHED, text)
 
 
 def _name(name: Any, compile_id: str) -> str:
