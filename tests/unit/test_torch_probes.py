@@ -39,6 +39,7 @@ class Told:
         tier: str,
         duration_ns: Any = NOT_SET,
         detail: str = "",
+        *,
         lasting: Any = None,
         undone: Any = (),
     ) -> None:

@@ -23,6 +23,7 @@ class Tell(Protocol):
         tier: Tier,
         duration_ns: Measured = NOT_SET,
         detail: str = "",
+        *,
         lasting: Lasting | None = None,
         undone: Sequence[Lasting] = (),
     ) -> None:

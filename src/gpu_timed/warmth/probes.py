@@ -76,11 +76,12 @@ class Probes:
             tier: Tier,
             duration_ns: Measured = NOT_SET,
             detail: str = "",
+            *,
             lasting: Lasting | None = None,
             undone: Sequence[Lasting] = (),
         ) -> None:
             try:
-                self._ring.emit(probe.name, what, tier, duration_ns, detail, lasting, undone)
+                self._ring.emit(probe.name, what, tier, duration_ns, detail, lasting=lasting, undone=undone)
             except Exception as error:  # noqa: BLE001 - never into a compiler
                 self._fault(f"probe_{probe.name}", error)
 

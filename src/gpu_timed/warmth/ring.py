@@ -52,13 +52,14 @@ class Ring:
         self._events: deque[Event] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
 
-    def emit(  # noqa: PLR0917 - as a probe tells it
+    def emit(
         self,
         probe: str,
         what: str,
         tier: Tier,
         duration_ns: Measured = NOT_SET,
         detail: str = "",
+        *,
         lasting: Lasting | None = None,
         undone: Sequence[Lasting] = (),
     ) -> None:

@@ -72,7 +72,7 @@ _INSTALLED: Final = "precompiled code installed"
 _READ: Final = "precompiled code read from disk"
 
 PROBES: Final = (
-    # Neither is needed to tell cold from warm: a bypass is a compile, and a version without the other has no precompile.
+    # Neither is needed to tell cold from warm: a bypass is a compile, and without the other there is no precompile.
     Probe("torch.compile bypass", "torch._dynamo.utils", _attach_bypass, needed=False),
     Probe("torch.compile precompiled", "torch._dynamo.package", _attach_precompile, needed=False),
 )

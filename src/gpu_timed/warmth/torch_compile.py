@@ -106,7 +106,7 @@ def _tell(metrics: Any, tell: Tell, frames: _Frames) -> None:
     which = _name(name, compile_id)
     if held.get("fail_type"):
         what, detail, lasting = _failure(held, which, compile_id, frames)
-        tell(what, "built", duration, detail, lasting, undone)
+        tell(what, "built", duration, detail, lasting=lasting, undone=undone)
         return
     hits, misses = (sum(held.get(name) or 0 for name in names) for names in (_HITS, _MISSES))
     reason = str(held.get("recompile_reason") or "").partition("\n")[0]
@@ -117,7 +117,7 @@ def _tell(metrics: Any, tell: Tell, frames: _Frames) -> None:
         verb = f"{verb} with code from the disk cache"
     elif hits:
         verb = f"{verb} in part, with code from the disk cache"
-    tell(f"{which} {verb}", tier, duration, reason, None, undone)
+    tell(f"{which} {verb}", tier, duration, reason, undone=undone)
 
 
 def _failure(held: dict[str, Any], which: str, compile_id: str, frames: _Frames) -> tuple[str, str, Lasting]:
