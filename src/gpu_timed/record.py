@@ -199,8 +199,9 @@ class Record:
     says which function.
 
     ``new_shape_cudnn_benchmark``: ``torch.backends.cudnn.benchmark`` is on and the tensors of the call differ in shape,
-    strides, dtype, device or thread from those of all calls before: a convolution may have tuned itself, so the call is
-    not ``warm``. ``inputs_unseen_cudnn_benchmark``: it is on, and the call shows no tensors by which to tell.
+    strides, dtype, device, alignment or thread from those of the site's recorded calls before: a convolution may have
+    tuned itself, so the call is not ``warm``. ``inputs_unseen_cudnn_benchmark``: it is on, and the call shows no
+    tensors by which to tell.
 
     Two are told by the floor:
 

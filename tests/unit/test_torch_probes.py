@@ -14,7 +14,7 @@ import pytest
 
 from gpu_timed import current, gpu_span, gpu_timed
 from gpu_timed.imports import ImportWatch
-from gpu_timed.ports import Interval, Lasting
+from gpu_timed.ports import Interval, Lasting, Launch
 from gpu_timed.record import NOT_SET
 from gpu_timed.testing import FakeDevice, capture
 from gpu_timed.warmth import first_imports, torch_caches, torch_compile, torch_cuda, torch_tuning
@@ -316,6 +316,17 @@ def test_caches_and_tuning_are_told() -> None:
     assert told.all[0][:2] == ("2 choices of a kernel benchmarked", "built")
 
 
+def test_what_lasts_is_said_of_later_calls_only_and_of_this_site_only(device: FakeDevice) -> None:
+    """A call that came before it does not say it, even if it is read after it."""
+    site, other = current.new_site("held"), current.new_site("other")
+    site.lasting.append((1, Lasting("noted", "why")))
+    with capture() as records:
+        for each in (site, site, site, other):
+            current.tracer().leave(current.enter(each))
+    told = [(record.name, record.quality, record.mode_reason) for record in records]
+    assert told == [("held", (), ""), *[("held", ("noted",), "why")] * 2, ("other", (), "")]
+
+
 # -- cuDNN's benchmark mode -------------------------------------------------------------------------------
 
 
@@ -344,6 +355,7 @@ def test_each_new_shape_is_not_warm_while_cudnn_tunes_itself(device: FakeDevice,
         lambda: f(x),
         lambda: f(x.to(memory_format=torch.channels_last)),
         lambda: f(x.half()),
+        lambda: f(torch.empty(200)[1:193].view(1, 3, 8, 8)),  # 4 bytes off
         lambda: f([{"a": x}, x]),
         lambda: f(x, more=x.half()),
     ]
@@ -384,6 +396,16 @@ def test_inputs_that_cannot_be_seen_are_doubtful_and_not_called_new(device: Fake
                 device.launch(MS)
     assert records[1].warmth == "warm"
     assert "inputs_unseen_cudnn_benchmark" in records[1].quality
+
+
+def test_a_kernel_of_its_own_is_none_of_cudnns(device: FakeDevice, benchmark_on: Any) -> None:
+    """What a launch takes tunes no convolution."""
+    site = current.new_site("kernel")
+    with capture() as records:
+        for n in (1, 2, 3):
+            opened = current.enter(site, (benchmark_on.empty(n),), launch=Launch("numba"))
+            current.tracer().leave(opened)
+    assert [(record.warmth, record.quality) for record in records[1:]] == [("warm", ())] * 2
 
 
 def test_without_a_device_nothing_can_have_tuned_itself(benchmark_on: Any) -> None:

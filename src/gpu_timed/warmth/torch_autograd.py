@@ -30,6 +30,13 @@ def attach(module: ModuleType, ring: Ring) -> None:
 
 def _caller(code: Any) -> int | None:
     """Return the thread of Python's that waits for the calling one in a backward; None where that cannot be told."""
+    try:
+        return _find_caller(code)
+    except Exception:  # noqa: BLE001 - a version whose graphs or frames look otherwise: then it is everybody's
+        return None
+
+
+def _find_caller(code: Any) -> int | None:
     regular = {thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}  # noqa: SLF001
     waiting = {
         thread: frames
@@ -38,10 +45,7 @@ def _caller(code: Any) -> int | None:
     }
     if len(waiting) == 1:
         return next(iter(waiting))
-    try:
-        found = [thread for thread, frames in waiting.items() if any(map(_reaches_the_node, frames))]
-    except Exception:  # noqa: BLE001 - a version whose graphs look otherwise
-        return None
+    found = [thread for thread, frames in waiting.items() if any(map(_reaches_the_node, frames))]
     return found[0] if len(found) == 1 else None
 
 

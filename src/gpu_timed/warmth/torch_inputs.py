@@ -1,8 +1,8 @@
 """cuDNN's benchmark mode: with ``torch.backends.cudnn.benchmark`` on, a convolution tunes itself for each new shape.
 
-No hook sees that. What it tunes for is the shape, strides, dtype and device of its input, anew on each thread, so
-a call with inputs that its site has not had yet may have tuned. Private: ``torch._C._get_cudnn_benchmark`` (2.6 to
-2.14; 20 ns, the public property takes 150).
+No hook sees that. What it tunes for is the shape, strides, dtype, device and alignment (up to 16 bytes) of its input,
+anew on each thread (torch's ``Conv_v8.cpp``), so a call with inputs that its site has not had yet may have tuned.
+Private: ``torch._C._get_cudnn_benchmark`` (2.6 to 2.14; 20 ns, the public property takes 150).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def _collect(tensor: type[Any], values: Iterable[Any], found: list[Hashable], de
         if len(found) >= _MOST_TENSORS:
             return
         if isinstance(value, tensor):
-            found.append((tuple(value.shape), value.stride(), value.dtype, value.device))
+            offset = value.storage_offset() * value.itemsize
+            found.append((tuple(value.shape), value.stride(), value.dtype, value.device, offset & -offset & 15))
         elif deeper and isinstance(value, list | tuple):
             _collect(tensor, value[:_MOST_TENSORS], found, deeper - 1)
         elif deeper and isinstance(value, dict) and len(value) <= _MOST_TENSORS:
