@@ -319,7 +319,7 @@ class Tracer:
                 span.input_doubt = NEW_SHAPE
         except Exception as error:  # noqa: BLE001 - a tensor subclass that has no shape or strides
             span.input_doubt = INPUTS_UNSEEN
-            self.ledger.fault("inputs", error)
+            self.ledger.fault("inputs_unreadable", error)
 
     def _variable(self, site: Site, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, AttributeValue]:
         assert site.variable_attributes is not None  # noqa: S101 - the caller looked

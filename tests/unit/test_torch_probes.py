@@ -389,7 +389,7 @@ def test_inputs_that_cannot_be_seen_are_doubtful_and_not_called_new(device: Fake
             call(), call()
         assert records[1].warmth == "warm"
         assert "inputs_unseen_cudnn_benchmark" in records[1].quality
-    assert current.ledger().snapshot()["inputs"] == 2
+    assert current.ledger().snapshot()["inputs_unreadable"] == 2
     with capture() as records:
         for _ in range(2):
             with gpu_span("block"):

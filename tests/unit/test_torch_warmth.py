@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fresh_process import run
 
@@ -183,7 +185,7 @@ def test_a_backward_compiled_on_autograds_thread_belongs_to_who_waits_for_it(wai
 
 
 @pytest.mark.timeout(240)
-def test_a_cache_that_was_passed_by_says_why_and_benchmarked_choices_are_told() -> None:
+def test_a_cache_that_was_passed_by_says_why_and_benchmarked_choices_are_told(tmp_path: Path) -> None:
     """Inductor for real, with worker processes: all of it falls into the call that waits."""
     passed_by, off, tuned = run(
         """
@@ -209,6 +211,7 @@ def test_a_cache_that_was_passed_by_says_why_and_benchmarked_choices_are_told() 
         """,
         timeout_s=200,
         TORCHINDUCTOR_COMPILE_THREADS="2",
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path),
     )
     for calls in (passed_by, off, tuned):
         assert [call["tier"] for call in calls] == ["built", "hot"]
@@ -221,7 +224,7 @@ def test_a_cache_that_was_passed_by_says_why_and_benchmarked_choices_are_told() 
 
 
 @pytest.mark.timeout(240)
-def test_precompiled_code_is_loaded_where_torch_compile_takes_it(tmp_path: object) -> None:
+def test_precompiled_code_is_loaded_where_torch_compile_takes_it(tmp_path: Path) -> None:
     """With ``caching_precompile`` a second process compiles nothing: it loads inside ``torch.compile``."""
     body = """
         import torch
@@ -236,11 +239,10 @@ def test_precompiled_code_is_loaded_where_torch_compile_takes_it(tmp_path: objec
         PrecompileContext.save_to_dynamo_cache()
     """
     import importlib.util
-    from pathlib import Path
 
     if importlib.util.find_spec("torch._dynamo.package") is None:
         pytest.skip("this torch has no precompile cache")
-    source = Path(str(tmp_path)) / "held.py"  # precompiled code is found again by its source
+    source = tmp_path / "held.py"  # precompiled code is found again by its source
     source.write_text("import torch\ndef step(x): return torch.sin(x) + 1\n")
     body = body.replace(
         "def step(x): return torch.sin(x) + 1", f"sys.path.insert(0, {str(tmp_path)!r}); from held import step"

@@ -90,6 +90,7 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "not_timed_in_compiled_region": _Kind("note", "names inside compiled regions, not timed: see targets"),
     "sampler_raised": _Kind("warning", "calls not recorded because the sampler raised", "see the log for the first"),
     "attributes_raised": _Kind("warning", "calls whose attributes= function raised", "see the log for the first"),
+    "inputs_unreadable": _Kind("note", "calls with a tensor whose shape could not be read while cuDNN tunes itself"),
     "provider_raised": _Kind("warning", "times that the provider raised while flushing", "see the log for the first"),
     "sites_overflow": _Kind("warning", "span names beyond the limit", "take names from code, never from data"),
     "thread_not_started": _Kind("warning", "times that no thread could be started", "raise the limit on threads"),
