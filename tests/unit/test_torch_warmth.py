@@ -254,3 +254,34 @@ def test_precompiled_code_is_loaded_where_torch_compile_takes_it(tmp_path: Path)
     assert "precompiled code read from disk" in whats
     assert "precompiled code installed" in whats
     assert told(loaded)[1:] == [("unknown",), ("warm",)]  # a first call is never warm
+
+
+def test_torch_imported_in_a_call_is_its_cause_and_every_hook_comes_out_again() -> None:
+    """``torch`` and Dynamo, each in the call that first needed it; after a reset torch is as it was."""
+    calls, more = run(
+        """
+        @gpu_timed(name="f", sync="deferred")
+        def f(): import torch
+        @gpu_timed(name="g", sync="deferred")
+        def g():
+            import torch
+            return torch.compile(lambda x: x + 1, backend="eager")
+        with capture() as records: f(), f()
+        show(records)
+        with capture() as records: compiled = g()
+        show(records)
+        import torch, torch._dynamo.utils as utils
+        graph = torch.cuda.CUDAGraph
+        def hooks():
+            return (utils.log_compilation_event, utils.ChromiumEventLogger.log_instant_event, torch.cuda._lazy_init,
+                    graph.capture_begin, graph.capture_end, torch._dynamo.package.CompilePackage.install)
+        assert all(hasattr(hook, "__gpu_timed_probe__") for hook in hooks())
+        current.reset()
+        assert not any(hasattr(hook, "__gpu_timed_probe__") for hook in hooks())
+        compiled(torch.ones(2))
+        """
+    )
+    assert told(calls) == [("cold",), ("warm",)]
+    assert calls[0]["causes"][0] == ["import", "torch imported", "initialised", ""]
+    assert calls[0]["compile_ns"] > 0
+    assert ["import", "torch._dynamo imported", "initialised", ""] in more[0]["causes"]
