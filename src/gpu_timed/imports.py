@@ -12,6 +12,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,7 @@ class ImportWatch(importlib.abc.MetaPathFinder):
     def __init__(self, fault: Fault) -> None:
         self._fault = fault
         self._waiting: dict[str, list[Then]] = {}
+        self._took: dict[str, int] = {}
         self._lock = threading.RLock()
         self._finding = threading.local()
 
@@ -54,6 +56,10 @@ class ImportWatch(importlib.abc.MetaPathFinder):
                 if _is_ready(sys.modules.get(name)):
                     self._react(sys.modules[name], name)
 
+    def took_ns(self, name: str) -> int | None:
+        """Return how long the import of module *name* took, in nanoseconds of host time; None if it was not seen."""
+        return self._took.get(name)
+
     @property
     def waiting(self) -> frozenset[str]:
         """Names that nobody has imported yet."""
@@ -63,6 +69,7 @@ class ImportWatch(importlib.abc.MetaPathFinder):
         """Wait for nothing any more."""
         with self._lock:
             self._waiting.clear()
+            self._took.clear()
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
 
@@ -82,9 +89,10 @@ class ImportWatch(importlib.abc.MetaPathFinder):
             spec.loader = _Between(spec.loader, self, fullname)
         return spec
 
-    def executed(self, module: ModuleType, name: str) -> None:
-        """Take note that *module* was executed under *name*."""
+    def executed(self, module: ModuleType, name: str, took_ns: int) -> None:
+        """Take note that *module* was executed under *name*, within *took_ns* nanoseconds."""
         with self._lock:
+            self._took[name] = took_ns
             self._react(module, name)
 
     def _react(self, module: ModuleType, name: str) -> None:
@@ -118,8 +126,9 @@ class _Between(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._inner
         module.__loader__ = self._inner
+        began = time.perf_counter_ns()
         self._inner.exec_module(module)
-        self._watch.executed(module, self._name)
+        self._watch.executed(module, self._name, time.perf_counter_ns() - began)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

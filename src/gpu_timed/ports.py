@@ -6,7 +6,7 @@ The engine knows these and no implementation: clocks, locators, probes and sinks
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -182,8 +182,28 @@ class Interval(NamedTuple):
     thread_id: int
 
 
+@dataclass(slots=True, eq=False)
+class Lasting:
+    """Something that happened in a call and holds for later calls of the same site as well, though they are warm."""
+
+    note: str
+    """The quality note that says so."""
+    text: str
+    """What happened, for people."""
+    until: int | None = None
+    """Generation of the event that undid it; None while it holds."""
+
+    def holds(self, generation: int) -> bool:
+        """Return whether it held for what had ended when there had been *generation* events."""
+        return self.until is None or generation < self.until
+
+
 class WarmthSource(Protocol):
     """Sees what is compiled, tuned, loaded or initialised in this process."""
+
+    tunes_by_shape: Callable[[], bool] | None
+    """Whether a library tunes itself at this moment for each new shape of its inputs, unseen; None while there is none.
+    Asked by every call: some 20 ns."""
 
     @property
     def generation(self) -> int:
@@ -192,6 +212,17 @@ class WarmthSource(Protocol):
 
     def verdict(self, intervals: Sequence[Interval], *, first_call: bool) -> Verdict:
         """Return what happened in *intervals*; without any, what that means."""
+        ...
+
+    def lasting(self, intervals: Sequence[Interval]) -> Sequence[Lasting]:
+        """Return what happened in *intervals* that holds for later calls, too."""
+        ...
+
+    def signature(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Hashable | None:
+        """Return what of a call's inputs such a library tunes itself for; None if nothing of them can be seen.
+
+        Asked only while :attr:`tunes_by_shape` says yes.
+        """
         ...
 
 

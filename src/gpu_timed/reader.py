@@ -15,9 +15,9 @@ from gpu_timed import reading
 from gpu_timed.errors import DeviceFault
 from gpu_timed.ledger import Ledger
 from gpu_timed.peaks import PeakBook
-from gpu_timed.ports import Clock, Mark, Place, Sighting, VitalsSource, WarmthSource
-from gpu_timed.record import Missing, Record
-from gpu_timed.span import FAULT, Span
+from gpu_timed.ports import Clock, Mark, Place, Sighting, Verdict, VitalsSource, WarmthSource
+from gpu_timed.record import NOT_SET, Missing, Record
+from gpu_timed.span import FAULT, NEW_SHAPE, Span
 
 _PENDING = Missing("pending")
 
@@ -128,7 +128,11 @@ class Reader:
         if self.warmth is None:
             return reading.read(span, seen_ns, near=near, peaks=self.peaks)
         verdict = self.warmth.verdict(span.cold, first_call=span.index == 0)
-        return reading.read(span, seen_ns, verdict, near, self.peaks)
+        if span.input_doubt and any(segment.place is not None for segment in span.segments):
+            span.note(span.input_doubt)
+            if verdict.warmth == "warm" and span.input_doubt == NEW_SHAPE:
+                verdict = Verdict("unknown", NOT_SET, ())
+        return reading.read(span, seen_ns, verdict, near=near, peaks=self.peaks, mode_reason=self._lasting(span))
 
     def _near(self, device_uuid: str | None, start_ns: int, end_ns: int) -> Sighting:
         """Ask the vitals. A fault of theirs must not cost the span its times."""
@@ -138,6 +142,21 @@ class Reader:
         except Exception as error:  # noqa: BLE001
             self._ledger.fault("vitals", error)
             return Sighting(FAULT, FAULT)
+
+    def _lasting(self, span: Span) -> str:
+        """Note what happened in this call or an earlier one of its site and still holds; return it in words."""
+        assert self.warmth is not None  # noqa: S101 - the caller looked
+        lasting = span.site.lasting
+        if span.cold:
+            held = {id(each) for _, each in tuple(lasting)}
+            found = self.warmth.lasting(span.cold)
+            lasting.extend((span.index, each) for each in found if id(each) not in held)
+        if not lasting:
+            return ""
+        holding = [each for index, each in tuple(lasting) if index <= span.index and each.holds(span.generation)]
+        for each in holding:
+            span.note(each.note)
+        return "; ".join(each.text for each in holding)
 
     def _release(self, marks: list[tuple[Place, Mark]]) -> None:
         for place, mark in marks:

@@ -33,8 +33,10 @@ def read(
     span: Span,
     seen_ns: int,
     verdict: Verdict = _UNKNOWN,
+    *,
     near: Near | None = None,
     peaks: PeakBook | None = None,
+    mode_reason: str = "",
 ) -> Record:
     """Build the record of *span*.
 
@@ -44,6 +46,7 @@ def read(
         verdict: What the warmth probes saw.
         near: Says what state the machine was in; None where that is not read.
         peaks: What devices were measured to do at most.
+        mode_reason: Why the call did not run as it was to be launched.
     """
     missing = span.missing()
     if missing is not None and missing.reason == "device_error" and not span.device_error:
@@ -108,6 +111,7 @@ def read(
         call_index=span.index,
         mode=span.site.mode or NOT_SET,
         mode_requested=span.site.mode or NOT_SET,
+        mode_reason=mode_reason,
         bound=_bound(found),
         vitals=sighting.vitals,
         vitals_age_ns=sighting.age_ns,

@@ -269,7 +269,7 @@ class Record:
     mode_requested: str | Missing = NOT_SET
     """The mode that was asked for."""
     mode_reason: str = ""
-    """Why the mode that ran is not the one that was asked for."""
+    """Why the mode that ran is not the one that was asked for, or why code that was to be compiled may not be."""
     bound: Bound = "unknown"
     """What limits the call. From marks alone only ``device`` can be told, and nothing where ``device_ns`` is
     ``below_floor``."""
@@ -293,8 +293,18 @@ class Record:
     ``segments_overflow``, ``launch_queue_full`` (the launch waited for room in the device's queue: ``launch_ns``
     is not what launching costs), ``throttled`` (heat, power or a brake held the clocks down near the call),
     ``exceeds_peak`` (nobody waited for this work: it ran on another stream, or had not been launched yet),
-    ``flops_counted`` (torch counted the operations of this very call, which costs time), and two that are told by the
-    floor:
+    ``flops_counted`` (torch counted the operations of this very call, which costs time), and these:
+
+    ``compile_limit_reached``: torch compiles this function for no further inputs, in this or an earlier call of the
+    site; ``not_compiled``: it could not compile it. Such calls are warm and may have run uncompiled; ``mode_reason``
+    says which function.
+
+    ``new_shape_cudnn_benchmark``: ``torch.backends.cudnn.benchmark`` is on and the tensors of the call differ in shape,
+    strides, dtype, device, alignment or thread from those of the site's recorded calls before: a convolution may have
+    tuned itself, so the call is not ``warm``. ``inputs_unseen_cudnn_benchmark``: it is on, and the call shows no
+    tensors by which to tell.
+
+    Two are told by the floor:
 
     ``below_floor``: ``device_ns`` is hardly more than ``floor_ns``: what is left is less than handing over to a kernel
     takes (1.25 µs), and may be the marks' own: take it for "next to nothing", and compare it with nothing.

@@ -6,11 +6,11 @@ import inspect
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Literal
 
 from gpu_timed.errors import ConfigurationError
-from gpu_timed.ports import Launch
+from gpu_timed.ports import Lasting, Launch
 from gpu_timed.settings import LatePolicy, SyncPolicy, check_late, check_mode, check_sync
 from gpu_timed.values import AttributeValue, clean_all
 from gpu_timed.work import COUNT, Work, check_work
@@ -20,6 +20,8 @@ CODE_FILE_PATH: Final = "code.file.path"
 CODE_LINE_NUMBER: Final = "code.line.number"
 
 _QUIET_CALLS: Final = 32
+_MOST_INPUTS: Final = 256
+_MOST_LASTING: Final = 16
 
 AttributeSource = Mapping[str, Any] | Callable[..., Mapping[str, Any]]
 WorkSource = Work | Callable[..., Work | None] | Literal["count"]
@@ -49,6 +51,8 @@ class Site:
         "calls",
         "counted",
         "every",
+        "inputs",
+        "lasting",
         "late",
         "launch",
         "mode",
@@ -109,6 +113,20 @@ class Site:
         self.calls = itertools.count()
         #: Host nanoseconds of its latest calls that no full launch queue held up.
         self.quiet_ns: deque[int] = deque(maxlen=_QUIET_CALLS)
+        #: What happened in one of its calls and holds for later ones, with the index of that call. The latest only.
+        self.lasting: deque[tuple[int, Lasting]] = deque(maxlen=_MOST_LASTING)
+        #: Inputs it was called with while a library tuned itself for each shape, oldest first; the values mean nothing.
+        self.inputs: dict[Hashable, None] = {}
+
+    def is_new(self, signature: Hashable) -> bool:
+        """Return whether *signature* was not among its inputs so far, of which the latest 256 are remembered."""
+        inputs = self.inputs
+        if signature in inputs:
+            return False
+        if len(inputs) >= _MOST_INPUTS:
+            inputs.pop(next(iter(inputs), None), None)
+        inputs[signature] = None
+        return True
 
     @property
     def called(self) -> int:

@@ -25,6 +25,8 @@ _NO_FAILURES: Final = frozenset({("torch.utils.checkpoint", "_StopRecomputationE
 OVERFLOW: Final = Missing("overflow")
 DEVICE_CHANGED: Final = Missing("device_changed")
 FAULT: Final = Missing("internal_fault")
+NEW_SHAPE: Final = "new_shape_cudnn_benchmark"
+INPUTS_UNSEEN: Final = "inputs_unseen_cudnn_benchmark"
 
 
 class Segment(NamedTuple):
@@ -84,6 +86,8 @@ class Span(RecordingSpan):
     #: Pieces in which something was compiled, tuned, loaded or initialised somewhere in the process.
     cold: tuple[Interval, ...] = ()
     _generation: int = 0
+    #: Why nobody can say whether its inputs made a library tune itself: a quality note, or nothing.
+    input_doubt: str = ""
     awaited: bool = False
     #: Resumptions beyond MOST_SEGMENTS, and the host time they ran: counted, not marked.
     unmarked: int = 0
@@ -177,6 +181,11 @@ class Span(RecordingSpan):
     def captured(self) -> bool:
         """Whether the open segment's work goes into a graph instead of running."""
         return isinstance(self._start, Missing) and self._start.reason == "captured"
+
+    @property
+    def generation(self) -> int:
+        """How many events of warmth there had been when its last segment ended."""
+        return self.cold[-1].ended if self.cold else self._generation
 
     @property
     def place(self) -> Place | None:

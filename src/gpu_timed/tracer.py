@@ -18,7 +18,7 @@ from gpu_timed.record import NOT_SAMPLED, Missing, Record
 from gpu_timed.resolver import Resolver
 from gpu_timed.settings import LatePolicy, Settings, SyncPolicy
 from gpu_timed.site import Site
-from gpu_timed.span import FAULT, Span, Unrecorded
+from gpu_timed.span import FAULT, INPUTS_UNSEEN, NEW_SHAPE, Span, Unrecorded
 from gpu_timed.values import AttributeValue, clean_all
 from gpu_timed.work import COUNT, Work
 
@@ -111,6 +111,11 @@ class Tracer:
             span.token = self.gate.attach(span)
             if launch is not None or site.launch is not None:
                 span.launch = launch or site.launch
+            warmth = self.warmth
+            if warmth is not None:
+                tunes = warmth.tunes_by_shape
+                if tunes is not None and tunes():
+                    self._look_at_inputs(span, warmth, arguments, named)
             full = self.resolver.full
             if full:
                 self.ledger.count("overflow")
@@ -318,6 +323,22 @@ class Tracer:
         return True
 
     # -- inside ---------------------------------------------------------------------------------------
+
+    def _look_at_inputs(
+        self, span: Span, warmth: WarmthSource, arguments: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> None:
+        """Take note of inputs that are new to a site, while a library tunes itself for each new shape, unseen."""
+        if span.launch is not None:
+            return  # a kernel of its own, and none of that library's
+        try:
+            signature = warmth.signature(arguments, named)
+            if signature is None:
+                span.input_doubt = INPUTS_UNSEEN
+            elif span.site.is_new(signature):
+                span.input_doubt = NEW_SHAPE
+        except Exception as error:  # noqa: BLE001 - a tensor subclass that has no shape or strides
+            span.input_doubt = INPUTS_UNSEEN
+            self.ledger.fault("inputs_unreadable", error)
 
     def _variable(self, site: Site, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, AttributeValue]:
         assert site.variable_attributes is not None  # noqa: S101 - the caller looked

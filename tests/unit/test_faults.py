@@ -62,6 +62,12 @@ class Warmth:
     def verdict(self, intervals: Any, *, first_call: bool) -> Verdict:
         return Verdict("unknown", NOT_SET, ())
 
+    def tunes_by_shape(self) -> bool:
+        return False
+
+    def lasting(self, intervals: Any) -> Any:
+        return ()
+
 
 class World:
     """A tracer on a fake device, everything of it within reach."""
@@ -144,6 +150,7 @@ TARGETS: dict[str, tuple[int, ...]] = {
     "sink.emit": (1, ALWAYS),
     "warmth.generation": (1, 2, ALWAYS),
     "warmth.verdict": (1, ALWAYS),
+    "warmth.tunes_by_shape": (1, ALWAYS),
 }
 
 

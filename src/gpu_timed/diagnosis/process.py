@@ -93,6 +93,7 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "work_raised": _Kind(
         "warning", "calls whose work= function raised, or returned no Work", "see the log for the first"
     ),
+    "inputs_unreadable": _Kind("note", "calls with a tensor whose shape could not be read while cuDNN tunes itself"),
     "provider_raised": _Kind("warning", "times that the provider raised while flushing", "see the log for the first"),
     "vitals_given_up": _Kind(
         "warning",

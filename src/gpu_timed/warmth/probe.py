@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
+from gpu_timed.ports import Lasting
 from gpu_timed.record import NOT_SET, Measured, Tier
 
 MARK: Final = "__gpu_timed_probe__"
@@ -16,8 +17,20 @@ Detach = Callable[[], None]
 class Tell(Protocol):
     """:meth:`gpu_timed.warmth.ring.Ring.emit`, made so that it never raises into a compiler."""
 
-    def __call__(self, what: str, tier: Tier, duration_ns: Measured = NOT_SET, detail: str = "") -> None:
-        """Take note of something that has just ended on this thread."""
+    def __call__(
+        self,
+        what: str,
+        tier: Tier,
+        duration_ns: Measured = NOT_SET,
+        detail: str = "",
+        *,
+        lasting: Lasting | None = None,
+        undone: Sequence[Lasting] = (),
+    ) -> None:
+        """Take note of something that has just ended on this thread.
+
+        With *lasting* it holds for later calls as well; what is *undone* holds no more.
+        """
         ...
 
 
@@ -49,10 +62,12 @@ def replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
         return lambda: None
     ours = functools.wraps(original)(make(original))
     setattr(ours, MARK, True)
-    setattr(owner, name, ours)
+    held = vars(owner).get(name)
+    of_class = isinstance(held, classmethod | staticmethod)  # then *original* is bound already
+    setattr(owner, name, staticmethod(ours) if of_class else ours)
 
     def undo() -> None:
         if getattr(owner, name, None) is ours:
-            setattr(owner, name, original)
+            setattr(owner, name, held if of_class else original)
 
     return undo

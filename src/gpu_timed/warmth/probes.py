@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Final
 
 from gpu_timed.imports import ImportWatch
+from gpu_timed.ports import Lasting
 from gpu_timed.record import NOT_SET, Measured, Tier
 from gpu_timed.warmth import (
     cudagraph_trees,
     cupy_compiler,
+    first_imports,
     jax_compiler,
     numba_compiler,
+    torch_autograd,
+    torch_caches,
     torch_compile,
+    torch_cuda,
+    torch_inputs,
+    torch_tuning,
     triton_compiler,
 )
 from gpu_timed.warmth.probe import Detach, Probe
@@ -21,6 +28,9 @@ from gpu_timed.warmth.ring import Ring
 
 PROBES: Final = (
     *torch_compile.PROBES,
+    *torch_caches.PROBES,
+    *torch_tuning.PROBES,
+    *torch_cuda.PROBES,
     *cudagraph_trees.PROBES,
     *triton_compiler.PROBES,
     *numba_compiler.PROBES,
@@ -47,6 +57,9 @@ class Probes:
         ring.blind_to.update(_in_use(probe) for probe in PROBES if probe.needed)
         for probe in PROBES:
             imports.when_imported(probe.module, self._attacher(probe))
+        first_imports.watch(imports, ring)
+        imports.when_imported("torch.autograd.graph", lambda module: torch_autograd.attach(module, ring))
+        imports.when_imported("torch", lambda module: torch_inputs.attach(module, ring))
 
     def close(self) -> None:
         """Take every hook out again."""
@@ -58,9 +71,17 @@ class Probes:
         self._detach.clear()
 
     def _attacher(self, probe: Probe) -> Callable[[ModuleType], None]:
-        def tell(what: str, tier: Tier, duration_ns: Measured = NOT_SET, detail: str = "") -> None:
+        def tell(
+            what: str,
+            tier: Tier,
+            duration_ns: Measured = NOT_SET,
+            detail: str = "",
+            *,
+            lasting: Lasting | None = None,
+            undone: Sequence[Lasting] = (),
+        ) -> None:
             try:
-                self._ring.emit(probe.name, what, tier, duration_ns, detail)
+                self._ring.emit(probe.name, what, tier, duration_ns, detail, lasting=lasting, undone=undone)
             except Exception as error:  # noqa: BLE001 - never into a compiler
                 self._fault(f"probe_{probe.name}", error)
 

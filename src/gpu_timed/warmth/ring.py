@@ -6,13 +6,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
-from gpu_timed.ports import Interval, Verdict
+from gpu_timed.ports import Interval, Lasting, Verdict
 from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Tier
 
 _KEPT: Final = 1024
+_LASTING_KEPT: Final = 128
 _MOST_CAUSES: Final = 16
 _MOST_TEXT: Final = 300
 _ORDER: Final[dict[Tier, int]] = {"hot": 0, "initialised": 1, "loaded": 2, "built": 3}
@@ -41,16 +42,42 @@ class Ring:
         self.generation = 0
         #: Modules of runtimes whose probe is not attached: once one is loaded, what it would have seen is not known.
         self.blind_to: set[str] = set(_UNSEEN)
+        #: Whether a library tunes itself for each new shape just now; None as long as none is loaded.
+        self.tunes_by_shape: Callable[[], bool] | None = None
+        #: What of a call's inputs it would tune itself for.
+        self.sign: Callable[[tuple[Any, ...], Mapping[str, Any]], Hashable | None] | None = None
+        #: Says for a thread that is none of Python's own which of Python's waits for it, or None.
+        self.works_for: Callable[[], int | None] | None = None
+        self._lasting: deque[tuple[int, int, Lasting]] = deque(maxlen=_LASTING_KEPT)
         self._events: deque[Event] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
 
-    def emit(self, probe: str, what: str, tier: Tier, duration_ns: Measured = NOT_SET, detail: str = "") -> None:
+    def emit(
+        self,
+        probe: str,
+        what: str,
+        tier: Tier,
+        duration_ns: Measured = NOT_SET,
+        detail: str = "",
+        *,
+        lasting: Lasting | None = None,
+        undone: Sequence[Lasting] = (),
+    ) -> None:
         """Take note of something that ended just now on the calling thread."""
         cause = Cause(probe, what[:_MOST_TEXT], tier, duration_ns, detail[:_MOST_TEXT])
         worker = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001 - says "not Python's"
+        thread_id = threading.get_ident()
+        if worker and self.works_for is not None:
+            owner = self.works_for()
+            if owner is not None:
+                thread_id, worker = owner, False
         with self._lock:
-            event = Event(self.generation + 1, time.perf_counter_ns(), threading.get_ident(), worker, cause)
+            event = Event(self.generation + 1, time.perf_counter_ns(), thread_id, worker, cause)
             self._events.append(event)
+            for each in undone:
+                each.until = event.generation
+            if lasting is not None:
+                self._lasting.append((event.generation, thread_id, lasting))
             self.generation = event.generation  # last: who reads it finds the event
 
     def restart(self) -> None:
@@ -60,7 +87,8 @@ class Ring:
     def verdict(self, intervals: Sequence[Interval], *, first_call: bool) -> Verdict:
         """Return what happened in *intervals*, each on the thread that it names.
 
-        Events of a worker thread count for every span that was open; those of another Python thread for none.
+        Events of a worker thread count for the thread that waits for it, or, where that is not known, for every span
+        that was open; those of another Python thread for none.
         """
         found: list[Event] = []
         truncated = False
@@ -89,6 +117,20 @@ class Ring:
         return Verdict(
             "cold", coldest.tier, tuple(cause for cause in causes if cause in shown)[:_MOST_CAUSES], _united(found)
         )
+
+    def lasting(self, intervals: Sequence[Interval]) -> Sequence[Lasting]:
+        """Return what was said in *intervals* to hold for later calls, too."""
+        with self._lock:
+            kept = tuple(self._lasting)
+        return [
+            lasting
+            for generation, thread, lasting in kept
+            if any(began < generation <= ended and thread == thread_id for began, ended, thread_id in intervals)
+        ]
+
+    def signature(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Hashable | None:
+        """Return what of a call's inputs a library would tune itself for; None if nothing of them can be seen."""
+        return None if self.sign is None else self.sign(arguments, named)
 
 
 def _cost(cause: Cause) -> int:
