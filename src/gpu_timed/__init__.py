@@ -6,11 +6,12 @@ The rooms, from the top down; each looks down only:
 
     cli  instrumentation                         the commands, and OpenTelemetry's way to switch it on
     targets                                      timing by name, with no change to the code
-    timed  configuration  propagation  testing  doctor  selftest   the doors
+    timed  configuration  propagation  testing  doctor  selftest  compile_caches   the doors
     measure                                      many calls, well: what the self-test runs
     current ← tracer ← resolver ← reading ← span the engine
     clocks  warmth  context  export  callables   where time, causes, parents, sinks and wrappers come from
     diagnosis  sites  target_names  analysis     what the doctor says; the sites; how targets are written; judging
+    kernel_caches                                where compiled code is kept between processes
     site  ports  settings  record  findings  trials  …   the ground: nouns and interfaces
 """
 
@@ -20,6 +21,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpu_timed.cache_facts import CacheReport, PinReport
+    from gpu_timed.compile_caches import caches, pin_caches, watch_cache
     from gpu_timed.configuration import configure
     from gpu_timed.current import flush, shutdown
     from gpu_timed.delivery import FlushResult
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from gpu_timed.trials import SelfTest
 
 __all__ = [
+    "CacheReport",
     "Cause",
     "ConfigurationError",
     "DeviceFault",
@@ -49,9 +53,11 @@ __all__ = [
     "Missing",
     "MissingExtraError",
     "NotCallableError",
+    "PinReport",
     "Record",
     "SelfTest",
     "WaitTimeout",
+    "caches",
     "carry",
     "configure",
     "diagnose",
@@ -60,8 +66,10 @@ __all__ = [
     "gpu_span",
     "gpu_timed",
     "inject",
+    "pin_caches",
     "run_selftest",
     "shutdown",
+    "watch_cache",
 ]
 
 _HOMES = {
@@ -69,6 +77,8 @@ _HOMES = {
     "extracted": "propagation",
     "inject": "propagation",
     "configure": "configuration",
+    **dict.fromkeys(["caches", "pin_caches", "watch_cache"], "compile_caches"),
+    **dict.fromkeys(["CacheReport", "PinReport"], "cache_facts"),
     "diagnose": "doctor",
     "Diagnosis": "findings",
     "flush": "current",

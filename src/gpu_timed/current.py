@@ -27,6 +27,7 @@ from gpu_timed.settings import Settings, from_environment
 from gpu_timed.site import Site
 from gpu_timed.sites import Sites
 from gpu_timed.tracer import Opened, Tracer
+from gpu_timed.warmth.directory_probe import DirectoryProbe
 from gpu_timed.warmth.probes import Probes
 from gpu_timed.warmth.ring import Ring
 
@@ -41,6 +42,7 @@ class _State:
         self.imports = ImportWatch(self._import_fault)
         self.ring = Ring()
         self.probes: Probes | None = None
+        self.directories: DirectoryProbe | None = None
         self.targets: list[Any] = []
         self.endings = Endings(_at_exit, _at_worker_end)
         self.flusher = handover.Flusher()
@@ -122,6 +124,20 @@ door: Final = Door(enter, traced)
 def probes() -> Mapping[str, str]:
     """Return what became of each warmth probe: ``waiting`` for its runtime, ``attached``, or why it could not be."""
     return {} if _state.probes is None else dict(_state.probes.state)
+
+
+def watch_cache(directory: str | os.PathLike[str], name: str | None) -> Callable[[], None]:
+    """Watch a directory for what is built in it. See :func:`gpu_timed.watch_cache`."""
+    with _state.lock:
+        probe = _state.directories
+        if probe is None:
+            ledger = _state.ledger
+            probe = DirectoryProbe(ledger.count)
+        end = probe.watch(directory, name)
+        _state.directories = probe
+        if _state.tracer is not None:
+            _state.tracer.resolver.reader.second_look = probe
+        return end
 
 
 def imports() -> ImportWatch:
@@ -284,7 +300,7 @@ def reset() -> None:
         _state.imports.close()
         if _state.probes is not None:
             _state.probes.close()
-        _state.probes, _state.ring = None, Ring()
+        _state.probes, _state.ring, _state.directories = None, Ring(), None
         _state.deliveries = Deliveries()
         _state.installed = _state.ended = False
         if _state.standby is not None:
@@ -306,6 +322,7 @@ def _make() -> Tracer:
         # registers when the application makes it.
         made.gate.on_provider.append(_state.endings.watch)
         made.gate.on_none = None if _state.standby is None else _step_in
+        made.resolver.reader.second_look = _state.directories
         _state.endings.watch()
         _watch_forks()
         _state.tracer = made
@@ -373,6 +390,8 @@ def _after_fork() -> None:
     _state.lock = threading.RLock()
     _state.ledger.restart()
     _state.ring.restart()
+    if _state.directories is not None:
+        _state.directories.restart()
     _state.flusher = handover.Flusher()
     _state.endings.after_fork()
     _state.tracer = None

@@ -17,6 +17,8 @@ from gpu_timed.diagnosis.verdict import verdict
 from gpu_timed.errors import ConfigurationError, DeviceFault
 from gpu_timed.export import otel_environment, otlp, probe
 from gpu_timed.findings import SECTIONS, Diagnosis, Finding, Inventory, Level, Section, Source
+from gpu_timed.kernel_caches import looking
+from gpu_timed.kernel_caches.places import surroundings
 
 _SECTION_S: Final = 30.0
 """Seconds a section may take: making a context on a machine with many GPUs takes several."""
@@ -65,7 +67,7 @@ def diagnose(
             "settings": lambda: variables.findings(os.environ, current.held_settings()),
             "process": lambda: process.findings(current.process_state()),
             "hooks": hooks,
-            "caches": lambda: caches.findings(os.environ),
+            "caches": _caches,
             "targets": _targets,
         },
         {"export": timeout_s + _SECTION_S},
@@ -108,6 +110,11 @@ def _targets() -> Iterator[Finding]:
         state = attempt.state
         level: Level = "warning" if state.status in ("missing", "refused") else "ok"
         yield Finding(f"target.{state.target}", level, f"target {state.target}: {state.detail}")
+
+
+def _caches() -> Iterable[Finding]:
+    around = surroundings(os.environ, driver=cuda_driver.device_present())
+    return caches.findings(looking.look(around, only_in_use=True))
 
 
 def _versions(library: Any) -> Iterable[Finding]:

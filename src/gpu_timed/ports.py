@@ -194,6 +194,14 @@ class WarmthSource(Protocol):
         ...
 
 
+class SecondLook(Protocol):
+    """Looks again, afterwards, whether something was built in a call: for what tells nobody when it builds."""
+
+    def second_look(self, site: Any, began_ns: int, ended_ns: int, verdict: Verdict) -> Verdict:
+        """Return *verdict*, or a colder one, for a call of *site* between two times (Unix time in nanoseconds)."""
+        ...
+
+
 class Door(NamedTuple):
     """What a wrapper calls: the way into the engine."""
 

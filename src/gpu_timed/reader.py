@@ -14,7 +14,7 @@ import time
 from gpu_timed import reading
 from gpu_timed.errors import DeviceFault
 from gpu_timed.ledger import Ledger
-from gpu_timed.ports import Clock, Mark, Place, WarmthSource
+from gpu_timed.ports import Clock, Mark, Place, SecondLook, WarmthSource
 from gpu_timed.record import Missing, Record
 from gpu_timed.span import FAULT, Span
 
@@ -26,6 +26,7 @@ class Reader:
 
     def __init__(self, ledger: Ledger, warmth: WarmthSource | None = None) -> None:
         self.warmth = warmth
+        self.second_look: SecondLook | None = None
         self._ledger = ledger
         self._claiming = threading.Lock()
         self._calmed: dict[int, Clock] = {}
@@ -118,6 +119,10 @@ class Reader:
         if self.warmth is None:
             return reading.read(span, seen_ns)
         verdict = self.warmth.verdict(span.cold, first_call=span.index == 0)
+        if self.second_look is not None:
+            ended_ns = max(span.returned_ns, span.started_ns) + span.sync_ns
+            to_unix = span.host.to_unix
+            verdict = self.second_look.second_look(span.site, to_unix(span.started_ns), to_unix(ended_ns), verdict)
         return reading.read(span, seen_ns, verdict)
 
     def _release(self, marks: list[tuple[Place, Mark]]) -> None:

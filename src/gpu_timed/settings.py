@@ -22,6 +22,10 @@ _MODES_TO_COME: Final = ("cuda_graph", "compile", "reduce-overhead", "max-autotu
 
 TARGETS_VARIABLE: Final = "GPU_TIMED_TARGETS"
 """What to time by name, which is read where that is done: by ``gpu-timed run``, or OpenTelemetry's instrumentation."""
+PIN_CACHES_VARIABLE: Final = "GPU_TIMED_PIN_CACHES"
+"""Directory that caches of compiled code are pinned below, which is read by ``gpu-timed run``."""
+READ_ELSEWHERE: Final = (TARGETS_VARIABLE, PIN_CACHES_VARIABLE)
+"""Variables that are no process-wide setting."""
 
 _LARGEST: Final = 10_000_000
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
@@ -85,7 +89,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     """
     hints = get_type_hints(Settings)
     values: dict[str, Any] = {}
-    known = [*(f"GPU_TIMED_{field.name.upper()}" for field in fields(Settings)), TARGETS_VARIABLE]
+    known = [*(f"GPU_TIMED_{field.name.upper()}" for field in fields(Settings)), *READ_ELSEWHERE]
     for field in fields(Settings):
         variable = f"GPU_TIMED_{field.name.upper()}"
         text = environment.get(variable)
