@@ -82,7 +82,8 @@ class CacheFacts:
     @property
     def in_use(self) -> bool:
         """Whether this process may use it: its runtime is installed, or somebody has named its place."""
-        return self.installed is True or self.imported or self.decided_by in ("variable", "setting")
+        said = self.decided_by == "setting" or (bool(self.by) and self.by == self.variable)
+        return self.installed is True or self.imported or said
 
     @property
     def moving(self) -> bool:

@@ -43,7 +43,7 @@ def numba(around: Surroundings) -> Place:
             note += "; NUMBA_CACHE_DIR was set after Numba was imported, and is not read"
         return Place(None, "default", moves_with="source file", note=note)
     moves = place.moves_with if place.moves_with == "current directory" else "source file"
-    return place._replace(moves_with=moves, note="; ".join(filter(None, (place.note, _NUMBA_KEY))))
+    return place._replace(moves_with=moves).saying(_NUMBA_KEY)
 
 
 def cupy(around: Surroundings) -> Place:
@@ -53,9 +53,7 @@ def cupy(around: Surroundings) -> Place:
     if held is not None and held != around.variables.get("CUPY_CACHE_DIR", place.path):
         place = given(around, held, "setting", "CuPy, as it opened its cache")
     if is_on(around, "CUPY_CACHE_IN_MEMORY"):
-        return place._replace(
-            enabled=False, note="switched off by CUPY_CACHE_IN_MEMORY: compiled anew in every process"
-        )
+        return place.off("switched off by CUPY_CACHE_IN_MEMORY: compiled anew in every process")
     return place
 
 
@@ -79,12 +77,12 @@ def jax(around: Surroundings) -> Place:
         return Place(None, "none", enabled=False, note=note)
     on: Any = live(around, "jax", "config", "jax_enable_compilation_cache")
     if not (on if isinstance(on, bool) else is_on(around, "JAX_ENABLE_COMPILATION_CACHE", default=True)):
-        return place._replace(enabled=False, note="switched off by jax_enable_compilation_cache")
+        return place.off("switched off by jax_enable_compilation_cache")
     least: Any = live(around, "jax", "config", "jax_persistent_cache_min_compile_time_secs")
     if not isinstance(least, int | float):
         least = around.variables.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", 1.0)
     note = f"what compiles in less than {least} s is not kept (jax_persistent_cache_min_compile_time_secs)"
-    return place._replace(note="; ".join(filter(None, (place.note, note))))
+    return place.saying(note)
 
 
 def jax_opened(around: Surroundings) -> bool:
@@ -102,12 +100,10 @@ def cuda(around: Surroundings) -> Place:
         else:
             place = below_home(around, ".nv", "ComputeCache")
     if is_on(around, "CUDA_CACHE_DISABLE"):
-        return place._replace(
-            enabled=False, note="switched off by CUDA_CACHE_DISABLE: PTX is compiled in every process"
-        )
+        return place.off("switched off by CUDA_CACHE_DISABLE: PTX is compiled in every process")
     limit = around.variables.get("CUDA_CACHE_MAXSIZE")
     note = "for code that has PTX only for this device" + (f"; at most {limit} bytes" if limit else "")
-    return place._replace(note="; ".join(filter(None, (place.note, note))))
+    return place.saying(note)
 
 
 def warp(around: Surroundings) -> Place:

@@ -46,6 +46,14 @@ class Place(NamedTuple):
     enabled: bool = True
     note: str = ""
 
+    def saying(self, note: str) -> Place:
+        """Return the same with *note* added."""
+        return self._replace(note="; ".join(filter(None, (self.note, note))))
+
+    def off(self, note: str) -> Place:
+        """Return the same with nothing kept there, and *note* to say why."""
+        return self._replace(enabled=False).saying(note)
+
 
 def surroundings(variables: Mapping[str, str], *, driver: bool) -> Surroundings:
     """Return what this process has around it, with *variables* for its environment."""

@@ -42,13 +42,10 @@ def inductor(around: Surroundings) -> Place:
         if is_off
     ]
     if off:
-        return place._replace(
-            enabled=False, note=f"switched off by {' and '.join(off)}: compiled anew in every process"
-        )
-    notes = [place.note] if place.note else []
+        return place.off(f"switched off by {' and '.join(off)}: compiled anew in every process")
     if around.variables.get("TORCHINDUCTOR_AUTOGRAD_CACHE") == "0":
-        notes.append("AOTAutograd's part is switched off by TORCHINDUCTOR_AUTOGRAD_CACHE=0")
-    return place._replace(note="; ".join(notes))
+        return place.saying("AOTAutograd's part is switched off by TORCHINDUCTOR_AUTOGRAD_CACHE=0")
+    return place
 
 
 def by_torch_itself(around: Surroundings) -> bool:
@@ -101,9 +98,9 @@ def triton(around: Surroundings) -> Place:
         else:
             place = home._replace(path=joined(home.path, ".triton", "cache"))
     if is_on(around, "TRITON_ALWAYS_COMPILE"):
-        return place._replace(enabled=False, note="switched off by TRITON_ALWAYS_COMPILE: compiled anew every time")
+        return place.off("switched off by TRITON_ALWAYS_COMPILE: compiled anew every time")
     if around.variables.get("TRITON_CACHE_MANAGER"):
-        return place._replace(note="TRITON_CACHE_MANAGER names another manager, which may keep it elsewhere")
+        return place.saying("TRITON_CACHE_MANAGER names another manager, which may keep it elsewhere")
     return place
 
 
@@ -119,9 +116,7 @@ def triton_autotune(around: Surroundings) -> Place:
     place = triton(around)
     if is_on(around, "TRITON_CACHE_AUTOTUNING"):
         return place
-    return place._replace(
-        enabled=False, note="benchmarked anew in every process, unless TRITON_CACHE_AUTOTUNING=1 or cache_results=True"
-    )
+    return place.off("benchmarked anew in every process, unless TRITON_CACHE_AUTOTUNING=1 or cache_results=True")
 
 
 def extensions(around: Surroundings) -> Place:
@@ -133,7 +128,7 @@ def jiterator(around: Surroundings) -> Place:
     """Kernels that ``torch.cuda.jiterator`` and some operators compile by NVRTC."""
     place = named(around, "PYTORCH_KERNEL_CACHE_PATH", empty=True) or user_cache(around, "torch", "kernels", mac=False)
     if around.variables.get("USE_PYTORCH_KERNEL_CACHE") == "0":
-        return place._replace(enabled=False, note="switched off by USE_PYTORCH_KERNEL_CACHE=0")
+        return place.off("switched off by USE_PYTORCH_KERNEL_CACHE=0")
     return place
 
 
@@ -148,7 +143,7 @@ def tunable(around: Surroundings) -> Place:
             note="a file for each device",
         )
     if not is_on(around, "PYTORCH_TUNABLEOP_ENABLED"):
-        return place._replace(enabled=False, note="off, unless PYTORCH_TUNABLEOP_ENABLED=1")
+        return place.off("off, unless PYTORCH_TUNABLEOP_ENABLED=1")
     return place
 
 
@@ -156,7 +151,7 @@ def vllm(around: Surroundings) -> Place:
     """Compiled graphs of vLLM, below its own root."""
     place = named(around, "VLLM_CACHE_ROOT", tilde=True) or user_cache(around, "vllm", mac=False)
     if is_on(around, "VLLM_DISABLE_COMPILE_CACHE"):
-        return place._replace(enabled=False, note="switched off by VLLM_DISABLE_COMPILE_CACHE")
+        return place.off("switched off by VLLM_DISABLE_COMPILE_CACHE")
     return place
 
 
