@@ -83,7 +83,7 @@ class Reader:
         """Return what is known of *span* as its call returns: no device time yet."""
         without = copy.copy(span)
         without.segments = [segment._replace(end=_PENDING) for segment in span.segments]
-        return self._read(without, span.host.now_ns())
+        return self._read(without, span.host.now_ns(), final=False)
 
     def calm_for(self, span: Span, stack: contextlib.ExitStack, *, keep: bool = False) -> None:
         """Make this thread's questions harmless to captures, for the clocks that *span* has marks of."""
@@ -115,11 +115,11 @@ class Reader:
         self._ledger.count("unreadable")
         return reading.blank(span.site, time.time_ns(), FAULT)
 
-    def _read(self, span: Span, seen_ns: int) -> Record:
+    def _read(self, span: Span, seen_ns: int, *, final: bool = True) -> Record:
         if self.warmth is None:
             return reading.read(span, seen_ns)
         verdict = self.warmth.verdict(span.cold, first_call=span.index == 0)
-        if self.second_look is not None:
+        if self.second_look is not None and final:  # what is not is read on the calling thread
             ended_ns = max(span.returned_ns, span.started_ns) + span.sync_ns
             to_unix = span.host.to_unix
             verdict = self.second_look.second_look(span.site, to_unix(span.started_ns), to_unix(ended_ns), verdict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from gpu_timed.diagnosis.process import KINDS
 from gpu_timed.ports import Verdict
 from gpu_timed.record import NOT_SET, Cause
 from gpu_timed.site import Site
-from gpu_timed.testing import capture
+from gpu_timed.testing import FakeDevice, capture, use_device
 from gpu_timed.warmth import directory_probe
 from gpu_timed.warmth.directory_probe import DirectoryProbe
 
@@ -276,6 +277,29 @@ def test_no_look_for_a_call_without_a_watch(monkeypatch: pytest.MonkeyPatch) -> 
     with capture():
         gpu_timed(lambda: None, name="f")()
     assert current.tracer().resolver.reader.second_look is None
+
+
+def test_no_look_on_the_calling_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is announced as a call returns is not looked at; the record that follows is, on gpu_timed's own thread."""
+    threads: list[str] = []
+    real = directory_probe._look
+
+    def look(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return real(*arguments)
+
+    monkeypatch.setattr(directory_probe, "_look", look)
+    library.watch_cache(tmp_path)
+    with use_device(FakeDevice()) as device, capture():
+
+        @gpu_timed(name="step", sync="deferred", late="device_only")
+        def step() -> None:
+            device.launch(1_000)
+
+        with device.held():
+            step()
+            assert threads == []
+    assert threads == ["gpu_timed-resolver"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

@@ -14,14 +14,30 @@ from typing import Any
 
 import pytest
 
-from gpu_timed import ConfigurationError
+from gpu_timed import ConfigurationError, compile_caches, pin_caches
 from gpu_timed.cache_facts import PinReport
 from gpu_timed.cli import run as run_room
+from gpu_timed.clocks import cuda_devices
 from gpu_timed.kernel_caches import known, pinning
 from gpu_timed.kernel_caches.places import Surroundings
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 PINNED = {entry.key: entry for entry in known.KNOWN if entry.pinned_as}
+
+
+def around(variables: Any, modules: dict[str, Any], installed: tuple[str, ...] | None) -> Surroundings:
+    """Return surroundings in which these packages are installed, or all."""
+    return Surroundings(
+        variables=variables,
+        home="/home/me",
+        current="/srv/app",
+        temporary="/scratch",
+        user="me",
+        modules=modules,
+        platform="linux",
+        installed=lambda package: installed is None or package in installed,
+        driver=True,
+    )
 
 
 def pin(
@@ -36,19 +52,13 @@ def pin(
 ) -> tuple[PinReport, dict[str, str]]:
     """Pin in surroundings where everything is installed; returns the report and the environment afterwards."""
     environment = dict(variables or {})
-    around = Surroundings(
-        variables=environment,
-        home="/home/me",
-        current="/srv/app",
-        temporary="/scratch",
-        user="me",
-        modules=modules or {},
-        platform="linux",
-        installed=lambda package: installed is None or package in installed,
-        driver=True,
-    )
     report = pinning.pin(
-        directory, around, environment, override=override, strict=strict, driver_initialised=driver_initialised
+        directory,
+        around(environment, modules or {}, installed),
+        environment,
+        override=override,
+        strict=strict,
+        driver_initialised=driver_initialised,
     )
     return report, environment
 
@@ -107,16 +117,22 @@ def test_the_users_own_settings_win(tmp_path: Path) -> None:
     """What code has set in a runtime that is imported."""
     config = SimpleNamespace(jax_compilation_cache_dir="/code")
     config.update = lambda name, value: setattr(config, name, value)
-    modules = {**module("numba.core.config", CACHE_DIR="/code"), **module("jax", config=config)}
+    knobs = SimpleNamespace(dir="/code")
+    modules = {
+        **module("numba.core.config", CACHE_DIR="/code"),
+        **module("jax", config=config),
+        **module("triton.knobs", cache=knobs),
+    }
     report, environment = pin(tmp_path, modules=modules)
-    for key in ("numba", "jax"):
+    for key in ("numba", "jax", "triton"):
         told = report.get(key)
         assert told is not None
         assert (told.status, told.path) == ("kept", "/code")
-    assert {"NUMBA_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR"}.isdisjoint(environment)
+    assert {"NUMBA_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR", "TRITON_CACHE_DIR"}.isdisjoint(environment)
     pin(tmp_path, modules=modules, override=True)
     assert str(tmp_path / "numba") == modules["numba.core.config"].CACHE_DIR
     assert config.jax_compilation_cache_dir == str(tmp_path / "jax")
+    assert vars(knobs) == {}  # the variable decides again
 
 
 def test_a_runtime_that_is_imported_is_told(tmp_path: Path) -> None:
@@ -136,6 +152,16 @@ def test_a_runtime_that_is_imported_is_told(tmp_path: Path) -> None:
     told = report.get("numba")
     assert told is not None
     assert "decorated with cache=True before keep" in told.reason
+
+
+def test_a_variable_of_a_parent_that_came_after_the_import(tmp_path: Path) -> None:
+    """It says what is asked for and was not read: the live setting is made, and nothing is called the user's own."""
+    modules = module("numba.core.config", CACHE_DIR="")
+    report, _ = pin(tmp_path, {"NUMBA_CACHE_DIR": str(tmp_path / "numba")}, modules)
+    told = report.get("numba")
+    assert told is not None
+    assert told.status == "pinned"
+    assert str(tmp_path / "numba") == modules["numba.core.config"].CACHE_DIR
 
 
 LATE: dict[str, tuple[dict[str, Any], bool]] = {
@@ -191,6 +217,45 @@ def test_a_runtime_that_refuses_leaves_the_others_pinned(tmp_path: Path) -> None
     assert [(told.key, told.reason) for told in report.too_late] == [("jax", "could not be set: not now")]
     assert "JAX_COMPILATION_CACHE_DIR" not in environment
     assert len(environment) == len(PINNED) - 1
+
+
+def test_the_public_function_says_what_was_too_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the log, and by a report that is false; it sets the process's own environment."""
+    for entry in PINNED.values():
+        monkeypatch.setenv(entry.variable, "")
+        monkeypatch.delenv(entry.variable)
+    held = around(os.environ, {}, ("triton",))
+    monkeypatch.setattr(compile_caches, "surroundings", lambda _, driver: held._replace(driver=True))
+    monkeypatch.setattr(cuda_devices, "initialised", lambda: True)
+    assert not pin_caches(tmp_path)
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
+    assert "too late for some caches" in caplog.text
+    assert "the CUDA driver is initialised already" in caplog.text
+    with pytest.raises(ConfigurationError, match="too late"):
+        pin_caches(tmp_path, strict=True)
+
+
+def test_whether_the_driver_is_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked of a driver that is loaded already, by a call that initialises nothing; without a driver it is not."""
+    loaded: list[Any] = []
+    monkeypatch.setattr(cuda_devices.ctypes, "CDLL", lambda name, mode=0: loaded.append((name, mode)))
+    for answer, said in ((3, False), (0, True), (100, True)):
+        library = SimpleNamespace(cuDeviceGetCount=lambda _, answer=answer: answer)
+        monkeypatch.setattr(cuda_devices, "load", lambda library=library: library)
+        assert cuda_devices.initialised() is said
+    monkeypatch.setattr(cuda_devices, "load", lambda: None)
+    assert not cuda_devices.initialised()
+    if sys.platform.startswith("linux"):
+        assert all(mode & os.RTLD_NOLOAD for _, mode in loaded)
+
+        def absent(*_: Any, **__: Any) -> Any:
+            raise OSError("not loaded")
+
+        monkeypatch.setattr(cuda_devices.ctypes, "CDLL", absent)
+        monkeypatch.setattr(cuda_devices, "load", lambda: pytest.fail("loaded anew"))
+        assert not cuda_devices.initialised()
 
 
 # -- the directory ----------------------------------------------------------------------------------------

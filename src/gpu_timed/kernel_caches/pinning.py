@@ -99,7 +99,7 @@ def _decide(known: Known, directory: str, around: Surroundings, *, override: boo
         return Pin(known.key, "pinned", target, known.variable)
     said = "" if _by_runtime(known.variable, around) else around.variables.get(known.variable, "")
     own = runtimes.own_setting(known.key, around)
-    if (said or own) and not override:
+    if (said not in ("", target) or own) and not override:
         moves = now.moves_with == "current directory"
         reason = f"set by {now.by or known.variable}" + (", and moves with the current directory" if moves else "")
         return Pin(known.key, "kept", now.path, known.variable, f"{reason}; override=True replaces it")

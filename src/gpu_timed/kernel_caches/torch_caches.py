@@ -97,6 +97,7 @@ def triton(around: Surroundings) -> Place:
             place = below_home(around, ".triton", "cache")
         else:
             place = home._replace(path=joined(home.path, ".triton", "cache"))
+        place = place.saying("kernels of torch.compile lie below Inductor's, unless TRITON_CACHE_DIR is set")
     if is_on(around, "TRITON_ALWAYS_COMPILE"):
         return place.off("switched off by TRITON_ALWAYS_COMPILE: compiled anew every time")
     if around.variables.get("TRITON_CACHE_MANAGER"):
