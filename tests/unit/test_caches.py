@@ -307,6 +307,7 @@ def test_what_lies_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     found = facts("triton", {"TRITON_CACHE_DIR": str(tmp_path / "none" / "yet")})
     assert (found.exists, found.writable, found.size_bytes) == (False, True, None)
     assert found.free_bytes
+    (tmp_path / "kernel").chmod(0o755)  # what could be written and entered, if it were a directory
     found = facts("triton", {"TRITON_CACHE_DIR": str(tmp_path / "kernel")})
     assert (found.exists, found.obstructed, found.writable) == (False, True, False)
 

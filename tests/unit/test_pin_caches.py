@@ -88,6 +88,20 @@ def test_everything_is_below_one_directory(tmp_path: Path) -> None:
     assert report.get("none") is None
 
 
+def test_what_stays_cold_though_pinned_is_said(tmp_path: Path) -> None:
+    """JAX keeps no quick compile and Triton no tuning, unless they are told to."""
+
+    def reasons(**variables: str) -> dict[str, str]:
+        return {told.key: told.reason for told in pin(tmp_path, variables)[0].pins if told.reason}
+
+    assert set(reasons()) == {"jax", "triton"}
+    assert "less than 1.0 s is not kept" in reasons()["jax"]
+    assert "TRITON_CACHE_AUTOTUNING=1" in reasons()["triton"]
+    told = {"TRITON_CACHE_AUTOTUNING": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    assert "less than 0 s" in reasons(**told)["jax"]
+    assert "triton" not in reasons(**told)
+
+
 def test_what_is_not_installed_is_left_alone(tmp_path: Path) -> None:
     """No variable and no directory for a runtime that is not here."""
     report, environment = pin(tmp_path, installed=("numba",))

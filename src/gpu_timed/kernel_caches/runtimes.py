@@ -11,6 +11,7 @@ from typing import Any
 from gpu_timed.kernel_caches import other_caches, torch_caches
 from gpu_timed.kernel_caches.places import Surroundings, live
 
+_TUNED = "what @triton.autotune finds is kept with TRITON_CACHE_AUTOTUNING=1 only: else it is tuned in every process"
 _NUMBA = ("numba.core.config", "numba.cuda.core.config")
 
 
@@ -58,8 +59,11 @@ def tell(key: str, path: str, around: Surroundings) -> str:
         config: Any = live(around, "jax", "config")
         if config is not None:
             config.update("jax_compilation_cache_dir", path)
-    if key == "triton" and isinstance(live(around, "triton.knobs", "cache", "__dict__"), dict):
-        vars(around.modules["triton.knobs"].cache).pop("dir", None)  # an override in code would win
+        return other_caches.jax(around._replace(variables={**around.variables, "JAX_COMPILATION_CACHE_DIR": path})).note
+    if key == "triton":
+        if isinstance(live(around, "triton.knobs", "cache", "__dict__"), dict):
+            vars(around.modules["triton.knobs"].cache).pop("dir", None)  # an override in code would win
+        return "" if torch_caches.triton_autotune(around).enabled else _TUNED
     if key == "jiterator" and "torch" in around.modules:
         return "read once: without effect if a kernel of its kind ran already"
     return ""
