@@ -79,7 +79,8 @@ def watch_cache(directory: str | os.PathLike[str], name: str | None = None) -> C
     directory is looked at afterwards, on gpu_timed's own thread, and only for a call that is suspect: one of the first
     of its site, or one that took much longer than usual. A call in whose time a file was written is ``cold`` and
     ``built``; the cause names the directory and how many files. What another process, or another thread, wrote there
-    meanwhile cannot be told from it, and the cause says so: watch a directory that this program has to itself.
+    meanwhile cannot be told from it, and the cause says so: watch a directory that this program has to itself. Nor is
+    a cache for it that writes when it reads. With ``late="device_only"`` the device span says it, not the host span.
 
     Args:
         directory: Taken as absolute at once; need not be there yet. Walked to at most 10,000 entries.
