@@ -129,10 +129,7 @@ def probes() -> Mapping[str, str]:
 def watch_cache(directory: str | os.PathLike[str], name: str | None) -> Callable[[], None]:
     """Watch a directory for what is built in it. See :func:`gpu_timed.watch_cache`."""
     with _state.lock:
-        probe = _state.directories
-        if probe is None:
-            ledger = _state.ledger
-            probe = DirectoryProbe(ledger.count)
+        probe = _state.directories or DirectoryProbe(_state.ledger.count)
         end = probe.watch(directory, name)
         _state.directories = probe
         if _state.tracer is not None:
@@ -389,9 +386,8 @@ def _after_fork() -> None:
     old = _state.tracer
     _state.lock = threading.RLock()
     _state.ledger.restart()
-    _state.ring.restart()
-    if _state.directories is not None:
-        _state.directories.restart()
+    for watcher in filter(None, (_state.ring, _state.directories)):
+        watcher.restart()
     _state.flusher = handover.Flusher()
     _state.endings.after_fork()
     _state.tracer = None
