@@ -12,7 +12,7 @@ The rooms, from the top down; each looks down only:
     clocks  warmth  context  export  callables   where time, causes, parents, sinks and wrappers come from
     diagnosis  sites  target_names  analysis     what the doctor says; the sites; how targets are written; judging
     kernel_caches                                where compiled code is kept between processes
-    site  ports  settings  record  findings  trials  …   the ground: nouns and interfaces
+    site  ports  peaks  settings  record  work  …        the ground: nouns and interfaces
 """
 
 from __future__ import annotations
@@ -36,17 +36,20 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from gpu_timed.findings import Diagnosis
+    from gpu_timed.peaks import DevicePeaks
     from gpu_timed.propagation import carry, extracted, inject
-    from gpu_timed.record import Cause, Missing, Record
-    from gpu_timed.selftest import run_selftest
+    from gpu_timed.record import Cause, Missing, Record, WorkDone
+    from gpu_timed.selftest import measure_peaks, run_selftest
     from gpu_timed.timed import gpu_span, gpu_timed
     from gpu_timed.trials import SelfTest
+    from gpu_timed.work import Work
 
 __all__ = [
     "CacheReport",
     "Cause",
     "ConfigurationError",
     "DeviceFault",
+    "DevicePeaks",
     "Diagnosis",
     "FlushResult",
     "GpuTimedError",
@@ -57,6 +60,8 @@ __all__ = [
     "Record",
     "SelfTest",
     "WaitTimeout",
+    "Work",
+    "WorkDone",
     "caches",
     "carry",
     "configure",
@@ -66,6 +71,7 @@ __all__ = [
     "gpu_span",
     "gpu_timed",
     "inject",
+    "measure_peaks",
     "pin_caches",
     "run_selftest",
     "shutdown",
@@ -84,7 +90,11 @@ _HOMES = {
     "flush": "current",
     "shutdown": "current",
     "FlushResult": "delivery",
+    "measure_peaks": "selftest",
     "run_selftest": "selftest",
+    "DevicePeaks": "peaks",
+    "Work": "work",
+    "WorkDone": "record",
     "SelfTest": "trials",
     "gpu_timed": "timed",
     "gpu_span": "timed",

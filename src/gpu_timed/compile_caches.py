@@ -92,4 +92,4 @@ def watch_cache(directory: str | os.PathLike[str], name: str | None = None) -> C
     Raises:
         ConfigurationError: It is no path, or too many directories are watched.
     """
-    return current.watch_cache(directory, name)
+    return current.directories().watch(directory, name)

@@ -23,6 +23,8 @@ def configure(
     late: LatePolicy | None = None,
     device_spans: bool | None = None,
     warmth: bool | None = None,
+    vitals: bool | None = None,
+    vitals_interval_s: float | None = None,
     max_pending: int | None = None,
     max_queue: int | None = None,
     poll_ms: float | None = None,
@@ -51,6 +53,9 @@ def configure(
         device_spans: Whether a second span shows the device's work.
         warmth: Whether compilers and caches are watched, to tell cold calls from warm ones. Set it before the
             first recorded call.
+        vitals: Whether the machine's state (clocks, throttling, power, load) is read in the background, and put
+            on spans. Set it before the first recorded call. The GPU's part needs the extra ``nvml``.
+        vitals_interval_s: Seconds between two such readings; 0 switches them off.
         max_pending: Spans that may wait for the device at once.
         max_queue: Finished spans that may wait to be handed on.
         poll_ms: Milliseconds between two looks at pending marks.
@@ -77,6 +82,8 @@ def configure(
         "late": late,
         "device_spans": device_spans,
         "warmth": warmth,
+        "vitals": vitals,
+        "vitals_interval_s": vitals_interval_s,
         "max_pending": max_pending,
         "max_queue": max_queue,
         "poll_ms": poll_ms,

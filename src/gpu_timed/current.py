@@ -39,10 +39,10 @@ class _State:
         self.lock = threading.RLock()
         self.settings: Settings | None = None
         self.ledger = Ledger()
-        self.imports = ImportWatch(self._import_fault)
+        self.imports = ImportWatch(lambda kind, error: self.ledger.fault(kind, error))  # noqa: PLW0108 - reset() makes another
         self.ring = Ring()
         self.probes: Probes | None = None
-        self.directories: DirectoryProbe | None = None
+        self.directories = DirectoryProbe(lambda kind: self.ledger.count(kind))  # noqa: PLW0108 - as above
         self.targets: list[Any] = []
         self.endings = Endings(_at_exit, _at_worker_end)
         self.flusher = handover.Flusher()
@@ -54,9 +54,6 @@ class _State:
         self.standby: Any = None
         self.deliveries = Deliveries()
         self.ended = False
-
-    def _import_fault(self, kind: str, error: BaseException) -> None:
-        self.ledger.fault(kind, error)
 
 
 def settings() -> Settings:
@@ -126,15 +123,9 @@ def probes() -> Mapping[str, str]:
     return {} if _state.probes is None else dict(_state.probes.state)
 
 
-def watch_cache(directory: str | os.PathLike[str], name: str | None) -> Callable[[], None]:
-    """Watch a directory for what is built in it. See :func:`gpu_timed.watch_cache`."""
-    with _state.lock:
-        probe = _state.directories or DirectoryProbe(_state.ledger.count)
-        end = probe.watch(directory, name)
-        _state.directories = probe
-        if _state.tracer is not None:
-            _state.tracer.resolver.reader.second_look = probe
-        return end
+def directories() -> DirectoryProbe:
+    """Return what watches caches that are directories in this process."""
+    return _state.directories
 
 
 def imports() -> ImportWatch:
@@ -225,6 +216,13 @@ def shutdown(timeout_s: float = 10.0) -> FlushResult:
     return _state.deliveries.tell(_state.ledger, pending=pending, answered=answered, in_all=True)
 
 
+def forget_peaks() -> None:
+    """Have what this machine's devices can do at most read anew, as it was measured just now."""
+    book = None if _state.tracer is None else _state.tracer.resolver.reader.peaks
+    if book is not None:
+        book.forget()
+
+
 def install_exporter(exporter: str, **options: Any) -> None:
     """Make a provider for *exporter* the global one. See :func:`gpu_timed.export.provider.install`."""
     with _state.lock:
@@ -297,7 +295,8 @@ def reset() -> None:
         _state.imports.close()
         if _state.probes is not None:
             _state.probes.close()
-        _state.probes, _state.ring, _state.directories = None, Ring(), None
+        _state.probes, _state.ring = None, Ring()
+        _state.directories.forget()
         _state.deliveries = Deliveries()
         _state.installed = _state.ended = False
         if _state.standby is not None:
@@ -386,8 +385,8 @@ def _after_fork() -> None:
     old = _state.tracer
     _state.lock = threading.RLock()
     _state.ledger.restart()
-    for watcher in filter(None, (_state.ring, _state.directories)):
-        watcher.restart()
+    _state.ring.restart()
+    _state.directories.restart()
     _state.flusher = handover.Flusher()
     _state.endings.after_fork()
     _state.tracer = None

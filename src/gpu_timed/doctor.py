@@ -9,16 +9,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from gpu_timed import current
+from gpu_timed import assembly, current
 from gpu_timed._version import VERSION
 from gpu_timed.clocks import cuda_devices, cuda_driver
-from gpu_timed.diagnosis import caches, clock, devices, process, variables, versions
+from gpu_timed.diagnosis import caches, clock, devices, peaks, process, variables, versions, vitals
 from gpu_timed.diagnosis.verdict import verdict
 from gpu_timed.errors import ConfigurationError, DeviceFault
 from gpu_timed.export import otel_environment, otlp, probe
 from gpu_timed.findings import SECTIONS, Diagnosis, Finding, Inventory, Level, Section, Source
 from gpu_timed.kernel_caches import looking
 from gpu_timed.kernel_caches.places import surroundings
+from gpu_timed.settings import Settings
+from gpu_timed.vitals import glance
 
 _SECTION_S: Final = 30.0
 """Seconds a section may take: making a context on a machine with many GPUs takes several."""
@@ -61,8 +63,9 @@ def diagnose(
     return examine(
         {
             "versions": lambda: _versions(library),
-            "devices": lambda: devices.findings(look(), os.environ, driver_present=library is not None),
+            "devices": lambda: _devices(library, look),
             "clock": lambda: _clock(library, look, measure=measure),
+            "vitals": lambda: _vitals(look),
             "export": lambda: _export(send=send, endpoint=endpoint, timeout_s=timeout_s),
             "settings": lambda: variables.findings(os.environ, current.held_settings()),
             "process": lambda: process.findings(current.process_state()),
@@ -126,6 +129,11 @@ def _versions(library: Any) -> Iterable[Finding]:
     )
 
 
+def _devices(library: Any, look: Callable[[], Inventory]) -> Iterator[Finding]:
+    yield from devices.findings(look(), os.environ, driver_present=library is not None)
+    yield from peaks.findings(look(), assembly.peak_book())
+
+
 def _clock(library: Any, look: Callable[[], Inventory], *, measure: bool) -> Iterator[Finding]:
     yield clock.host(time.perf_counter_ns)
     yield from clock.known(current.floors())
@@ -157,6 +165,14 @@ def _clock(library: Any, look: Callable[[], Inventory], *, measure: bool) -> Ite
                 "look at nvidia-smi: it may be out of memory, broken, or exclusively another process's",
                 {"device": device.index, "error": str(fault)},
             )
+
+
+def _vitals(look: Callable[[], Inventory]) -> Iterator[Finding]:
+    found = look().devices
+    states, absent = glance.look([*(device.uuid for device in found), None])
+    held = current.held_settings() or Settings()
+    seen = [vitals.Seen(one.index, one.uuid, state) for one, state in zip(found, states, strict=False)]
+    yield from vitals.findings(seen, states[-1], absent, switched_on=held.vitals and held.vitals_interval_s > 0)
 
 
 def _export(*, send: bool, endpoint: str | None, timeout_s: float) -> Iterator[Finding]:

@@ -26,7 +26,18 @@ Level: TypeAlias = Literal["ok", "note", "warning", "problem"]
 
 LEVELS: Final[tuple[Level, ...]] = ("ok", "note", "warning", "problem")
 """From good to bad: as it should be, worth knowing, may not be what you want, will not work."""
-SECTIONS: Final = ("versions", "devices", "clock", "export", "settings", "process", "hooks", "caches", "targets")
+SECTIONS: Final = (
+    "versions",
+    "devices",
+    "clock",
+    "vitals",
+    "export",
+    "settings",
+    "process",
+    "hooks",
+    "caches",
+    "targets",
+)
 SCHEMA: Final = 1
 
 

@@ -6,12 +6,13 @@ The engine knows these and no implementation: clocks, locators, probes and sinks
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Record, Tier, Warmth
+from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Record, Tier, Vitals, Warmth
+from gpu_timed.work import Work
 
 _ENDS_KEPT: Final = 1024
 
@@ -44,8 +45,8 @@ class Place:
         self.stream = stream
         #: Spans that have a start mark here and no end mark yet: a mark by a stranger is a mark in between.
         self.watchers: list[Any] = []
-        #: Where the device reached the latest end marks, on the host's monotonic axis.
-        self.ends: deque[int] = deque(maxlen=_ENDS_KEPT)
+        #: The latest end marks on the host's monotonic axis: where the device reached each, and when it was placed.
+        self.ends: deque[tuple[int, int]] = deque(maxlen=_ENDS_KEPT)
 
 
 class Launch(NamedTuple):
@@ -197,8 +198,58 @@ class WarmthSource(Protocol):
 class SecondLook(Protocol):
     """Looks again, afterwards, whether something was built in a call: for what tells nobody when it builds."""
 
+    @property
+    def watching(self) -> bool:
+        """Whether there is anything to look at."""
+        ...
+
     def second_look(self, site: Any, began_ns: int, ended_ns: int, verdict: Verdict) -> Verdict:
         """Return *verdict*, or a colder one, for a call of *site* between two times (Unix time in nanoseconds)."""
+        ...
+
+
+class Sighting(NamedTuple):
+    """What is known of the state of the machine near a span."""
+
+    vitals: Vitals | Missing
+    age_ns: Measured
+    """How far the reading lies from the span, in nanoseconds."""
+
+
+class VitalsSource(Protocol):
+    """Knows what state the machine was in. Asked by whoever reads a span's marks, never inside a call."""
+
+    def at(self, device_uuid: str | None, start_ns: int, end_ns: int) -> Sighting:
+        """Return what was read nearest to an interval of the host's monotonic axis. Never blocks.
+
+        *device_uuid* as the clock describes the device; None where it has none. What was not asked for before
+        is read from then on. On the monotonic axis, so that a stepped realtime clock moves nothing.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Read no more. Does not wait for a reading that hangs."""
+        ...
+
+
+class Counting(Protocol):
+    """A count of operations that is going on, on the thread that began it."""
+
+    def stop(self, spoilt: Missing | None) -> Work | Missing:
+        """End it on the same thread; returns what was counted, or why that is not to be used.
+
+        *spoilt* says why the call cannot be counted after all; then nothing is kept.
+        """
+        ...
+
+
+class WorkCounter(Protocol):
+    """Counts the operations of a call, once for each input signature."""
+
+    def begin(
+        self, counted: dict[Any, Any], arguments: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> Work | Missing | Counting:
+        """Return what a call with such arguments has to do, or begin to count; *counted* is the site's memory."""
         ...
 
 

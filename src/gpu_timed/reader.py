@@ -14,7 +14,8 @@ import time
 from gpu_timed import reading
 from gpu_timed.errors import DeviceFault
 from gpu_timed.ledger import Ledger
-from gpu_timed.ports import Clock, Mark, Place, SecondLook, WarmthSource
+from gpu_timed.peaks import PeakBook
+from gpu_timed.ports import Clock, Mark, Place, SecondLook, Sighting, VitalsSource, WarmthSource
 from gpu_timed.record import Missing, Record
 from gpu_timed.span import FAULT, Span
 
@@ -24,9 +25,17 @@ _PENDING = Missing("pending")
 class Reader:
     """Turns spans that have returned into records."""
 
-    def __init__(self, ledger: Ledger, warmth: WarmthSource | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        warmth: WarmthSource | None = None,
+        vitals: VitalsSource | None = None,
+        peaks: PeakBook | None = None,
+    ) -> None:
         self.warmth = warmth
         self.second_look: SecondLook | None = None
+        self.vitals = vitals
+        self.peaks = peaks
         self._ledger = ledger
         self._claiming = threading.Lock()
         self._calmed: dict[int, Clock] = {}
@@ -116,14 +125,24 @@ class Reader:
         return reading.blank(span.site, time.time_ns(), FAULT)
 
     def _read(self, span: Span, seen_ns: int, *, final: bool = True) -> Record:
+        near = None if self.vitals is None else self._near
         if self.warmth is None:
-            return reading.read(span, seen_ns)
+            return reading.read(span, seen_ns, near=near, peaks=self.peaks)
         verdict = self.warmth.verdict(span.cold, first_call=span.index == 0)
-        if self.second_look is not None and final:  # what is not is read on the calling thread
+        if final and self.second_look is not None and self.second_look.watching:  # else on the calling thread
             ended_ns = max(span.returned_ns, span.started_ns) + span.sync_ns
             to_unix = span.host.to_unix
             verdict = self.second_look.second_look(span.site, to_unix(span.started_ns), to_unix(ended_ns), verdict)
-        return reading.read(span, seen_ns, verdict)
+        return reading.read(span, seen_ns, verdict, near, self.peaks)
+
+    def _near(self, device_uuid: str | None, start_ns: int, end_ns: int) -> Sighting:
+        """Ask the vitals. A fault of theirs must not cost the span its times."""
+        assert self.vitals is not None  # noqa: S101 - else this is not passed on
+        try:
+            return self.vitals.at(device_uuid, start_ns, end_ns)
+        except Exception as error:  # noqa: BLE001
+            self._ledger.fault("vitals", error)
+            return Sighting(FAULT, FAULT)
 
     def _release(self, marks: list[tuple[Place, Mark]]) -> None:
         for place, mark in marks:

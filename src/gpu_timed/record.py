@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Final, Literal, NoReturn, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias
 
 Warmth: TypeAlias = Literal["cold", "warm", "unknown"]
 Tier: TypeAlias = Literal["built", "loaded", "initialised", "hot"]
@@ -38,9 +38,20 @@ class Missing:
     ``not_sampled``          the sampler decided against this span
     ``needs_kernel_records`` only a record of every kernel could tell
     ``not_set``              nobody asked for it
+    ``no_nvml``              NVML cannot be asked: ``nvidia-ml-py`` is not installed, or there is no driver for it
+    ``not_found``            NVML knows no device by the UUID that the runtime gave
+    ``unsupported``          this device, driver or machine has no answer to that question
+    ``nvml_error``           NVML had an answer before, and failed this time
+    ``starting``             the first reading of the machine's state was still to come
+    ``stale``                the nearest reading of the machine's state was too far away
+    ``no_earlier_span``      no span is known to have ended on this stream before
     ``simulated``            Numba's simulator or Triton's interpreter ran the kernel, in Python
     ``no_results``           the runtime shows its work by its results only, and the call left none
     ``not_measured``         what would tell was not measured yet, or cannot be with this clock
+    ``peak_not_measured``    what the device can do at most was not measured on this machine
+    ``not_counted``          torch could not count the call's operations
+    ``work_raised``          the function given as ``work=`` raised, or returned no ``Work``
+    ``no_time``              the device time is 0, by which no work can be divided
     """
 
     reason: str
@@ -83,6 +94,84 @@ class Cause:
     tier: Tier
     duration_ns: Measured = NOT_SET
     detail: str = ""
+
+
+_SLOWING: Final = frozenset(
+    {"sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """What state the machine was in, as it was read beside the call: not during it, but near it.
+
+    What could not be read is :class:`Missing`: never "no". Several records share one of these. For a call so
+    long that the machine was read several times meanwhile, all those readings together.
+    """
+
+    taken_ns: int
+    """When it was read (Unix time); of several readings, the first."""
+    readings: int = 1
+    """How many readings this sums up."""
+    sm_clock_mhz: Measured
+    """Clock of the multiprocessors in MHz; of several readings, the lowest."""
+    sm_clock_max_mhz: Measured
+    """The highest clock in MHz that the device can be set to."""
+    throttle: tuple[str, ...] | Missing
+    """What held the clocks, in NVML's words (``gpu_idle``, ``sw_power_cap``, ``hw_thermal_slowdown`` …), empty if
+    nothing did; of several readings, every reason seen. Of a MIG instance, those of its card."""
+    power_w: float | Missing
+    """Power drawn in watts, of a MIG instance's whole card. From Ampere on NVML gives the mean of the last second;
+    of several readings, the highest."""
+    temperature_c: Measured
+    """Temperature of the GPU in degrees Celsius; of several readings, the highest."""
+    host_load: float | Missing
+    """Load average of the last minute for each CPU of the machine: above 1, threads wait for one. Of several
+    readings, the highest."""
+    process_cpus: float | Missing
+    """How many CPUs this process kept busy since the reading before; of several readings, the most."""
+    cpus_allowed: float | Missing
+    """How many CPUs this process may use: by its affinity and its control group's quota."""
+
+    @property
+    def slowed(self) -> bool:
+        """Whether heat, power or a brake held the clocks down: no rest of an idle device, no setting of somebody's."""
+        return not isinstance(self.throttle, Missing) and not _SLOWING.isdisjoint(self.throttle)
+
+
+class WorkDone(NamedTuple):
+    """What a call had to do, set beside its device time and beside what the device was measured to do at most.
+
+    ``device_ns`` may hold time in which the device waited, so that rates and shares are lower bounds.
+    """
+
+    flops: float | Missing
+    """Floating-point operations, as stated or counted."""
+    bytes: float | Missing
+    """Bytes read and written, as stated."""
+    dtype: str | Missing
+    """Type of number of the operations, as stated."""
+    flops_per_s: float | Missing
+    """Operations in a second of device time."""
+    bytes_per_s: float | Missing
+    """Bytes in a second of device time."""
+    flops_share: float | Missing
+    """``flops_per_s`` as a part of the measured peak called ``flops_peak``."""
+    bytes_share: float | Missing
+    """``bytes_per_s`` as a part of the measured bandwidth of the memory. Above 1 when much came from a cache."""
+    flops_peak: str | Missing
+    """Which peak: that of ``dtype`` or, where none was stated, of the type of number with the highest."""
+    exceeds_peak: bool | Missing
+    """Whether the device cannot have done it in that time: nobody waited for this work. It ran on another stream, or
+    had not been launched yet; or less was done than was stated."""
+
+    @property
+    def share_of_peak(self) -> float | Missing:
+        """The larger of the two shares: how close the call came to what limits it."""
+        known = [share for share in (self.flops_share, self.bytes_share) if not isinstance(share, Missing)]
+        if known:
+            return max(known)
+        return self.bytes_share if self.flops_share == NOT_SET else self.flops_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -134,8 +223,9 @@ class Record:
     """From the start mark to the end mark, on the device. Never negative; of it, ``floor_ns`` may be the marks' own."""
     device_min_ns: Measured
     """What remains of ``device_ns`` if the device waited for the host whenever it could have, that is until
-    the end mark, placed just after the function returned, could reach it. The truth lies between the two,
-    within ``uncertainty_ns`` and ``floor_ns``."""
+    the end mark, placed just after the function returned, could reach it; and if handing over from mark to work and
+    from work to mark took the device six floors, which a graph of many kernels needs (a kernel: two or three). The
+    truth lies between the two, within ``uncertainty_ns`` and ``floor_ns``."""
     floor_ns: Measured
     """What an empty pair of marks reads at the least on this device, once for each resumption, which has a pair of its
     own: of ``device_ns`` that much may be the marks' own. It is the least of what was ever read in this process, so it
@@ -148,6 +238,9 @@ class Record:
     """Device time with none running."""
     kernel_count: Measured = NEEDS_KERNEL_RECORDS
     """Kernels run."""
+    idle_before_ns: Measured = NOT_SET
+    """Device time from the end mark of the last span **of ours** on this stream to this start mark. What anybody
+    else had running meanwhile, and an enclosing span's own work, is not known: the stream was idle at most so long."""
     device_start_ns: Measured
     """Device start on the host's axis (Unix time), true within ``uncertainty_ns``."""
     device_end_ns: Measured
@@ -155,7 +248,8 @@ class Record:
     uncertainty_ns: Measured
     """Half-width of the interval in which the true device start lies."""
     launch_gaps_included: Answer = "unknown"
-    """Whether ``device_ns`` holds time in which the device waited for the host to launch."""
+    """Whether ``device_ns`` holds time in which the device waited for the host to launch. With ``no`` it is the work,
+    and the device's own handing over."""
 
     warmth: Warmth = "unknown"
     """``cold`` when something was compiled, tuned, loaded, captured or initialised during the span."""
@@ -180,6 +274,11 @@ class Record:
     """What limits the call. From marks alone only ``device`` can be told, and nothing where ``device_ns`` is
     ``below_floor``."""
 
+    vitals: Vitals | Missing = NOT_SET
+    """State of the machine near the call: clocks, throttling, power, load."""
+    vitals_age_ns: Measured = NOT_SET
+    """How far its reading lies from the device's time of this call; 0 when it was read meanwhile."""
+
     sync: str
     """The sync policy: ``boundary``, ``deferred`` or ``device``."""
     resumptions: int = 1
@@ -192,7 +291,10 @@ class Record:
     quality: tuple[str, ...] = ()
     """Notes on what is doubtful about the numbers: ``interleaved``, ``result_on_other_device``, ``anchor_fault``,
     ``segments_overflow``, ``launch_queue_full`` (the launch waited for room in the device's queue: ``launch_ns``
-    is not what launching costs), and two that are told by the floor:
+    is not what launching costs), ``throttled`` (heat, power or a brake held the clocks down near the call),
+    ``exceeds_peak`` (nobody waited for this work: it ran on another stream, or had not been launched yet),
+    ``flops_counted`` (torch counted the operations of this very call, which costs time), and two that are told by the
+    floor:
 
     ``below_floor``: ``device_ns`` is less than twice ``floor_ns``. At least half of it may be the marks' own, and the
     work it holds is shorter than an empty pair reads: take it for "next to nothing", and compare it with nothing.
@@ -202,6 +304,8 @@ class Record:
     It is told only where the device was behind when the call began. On an idle stream the pair of marks lasts as
     long as the call, whatever is in it: there ``device_min_ns`` of 0 says that it may be nothing, and no note is
     made, for a function of many small launches reads the same."""
+    work: WorkDone | Missing = NOT_SET
+    """What the call had to do, where ``work=`` or ``span.set_work()`` said it, and how fast that was."""
 
     def __repr__(self) -> str:
         """Show what was measured, and each reason for what was not once."""

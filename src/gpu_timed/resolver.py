@@ -17,7 +17,8 @@ from typing import Final
 from gpu_timed.courtesy import Courtesy
 from gpu_timed.errors import WaitTimeout
 from gpu_timed.ledger import Ledger
-from gpu_timed.ports import Sink, WarmthSource
+from gpu_timed.peaks import PeakBook
+from gpu_timed.ports import Sink, VitalsSource, WarmthSource
 from gpu_timed.reader import Reader
 from gpu_timed.record import Missing, Record
 from gpu_timed.settings import Settings
@@ -43,10 +44,17 @@ class _Barrier:
 class Resolver:
     """Takes spans that have returned, and passes each on exactly once, or counts it."""
 
-    def __init__(self, settings: Settings, ledger: Ledger, warmth: WarmthSource | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        warmth: WarmthSource | None = None,
+        vitals: VitalsSource | None = None,
+        peaks: PeakBook | None = None,
+    ) -> None:
         self.settings = settings
         self._ledger = ledger
-        self.reader = Reader(ledger, warmth)
+        self.reader = Reader(ledger, warmth, vitals, peaks)
         self._sinks: tuple[Sink, ...] = ()
         self._arrivals: deque[Span | _Barrier] = deque()
         self._lanes: dict[int, deque[Span]] = {}
@@ -175,6 +183,8 @@ class Resolver:
             thread.join(max(_GRACE_S, deadline - time.monotonic()))
             if thread.is_alive():
                 self._ledger.fault("resolver_stuck", "a sink or the device did not return in time")
+        if self.reader.vitals is not None:
+            self.reader.vitals.stop()
         return left
 
     @property

@@ -1,4 +1,7 @@
-"""The self-test: :func:`run_selftest` holds spans against kernels whose duration is known, on this very machine."""
+"""The self-test: :func:`run_selftest` holds spans against kernels whose duration is known, on this very machine.
+
+Beside it :func:`measure_peaks`, which finds what the device can do at most, for the shares of peak that spans show.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +11,45 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, Final
 
 from gpu_timed._version import VERSION
-from gpu_timed.clocks import cuda_devices, cuda_driver
+from gpu_timed.clocks import cuda_devices, cuda_driver, cupti_activity
 from gpu_timed.clocks.cuda_places import CudaPlaces
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.clocks.torch_locator import TorchLocator
 from gpu_timed.diagnosis import clock as clock_diagnosis
 from gpu_timed.diagnosis.versions import installed_version
-from gpu_timed.errors import ConfigurationError
-from gpu_timed.measure import campaign, known
+from gpu_timed.errors import ConfigurationError, GpuTimedError, missing_extra
+from gpu_timed.measure import campaign, known, peak_taking, reference
 from gpu_timed.measure.campaign import Plan, Progress
 from gpu_timed.measure.rig import Kernel, NotTestable, Rig
 from gpu_timed.measure.session import Session
+from gpu_timed.peaks import DevicePeaks
 from gpu_timed.ports import Launch
 from gpu_timed.record import Missing
 from gpu_timed.settings import SyncPolicy
 from gpu_timed.trials import FLOOR_NS, Instrument, Row, SelfTest
+from gpu_timed.vitals import glance
 
 _LONGEST_S: Final = 600.0
 _QUICK_S: Final = 15.0
 _ENDING_S: Final = 3.0
 """What is left for the last row, and for the process to end."""
+_CUPTI_S: Final = 8.0
+"""What is left for the rows about CUPTI, where there are any."""
 _COST_CALLS: Final = 1_000
-_PACKAGES: Final = ("torch", "triton", "numba", "numba-cuda", "cupy-cuda13x", "cupy-cuda12x", "opentelemetry-sdk")
+_PACKAGES: Final = (
+    "torch",
+    "triton",
+    "numba",
+    "numba-cuda",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "cupti-python",
+    "opentelemetry-sdk",
+)
 _LEAVES: Final = {
     "Triton": ("triton_spin", "TritonSpin"),
     "CuPy": ("cupy_spin", "CupySpin"),
@@ -43,15 +59,21 @@ _LEAVES: Final = {
 """Kernels of known duration, in the order in which they are tried: file and class."""
 
 
-def run_selftest(*, quick: bool = False, seconds: float = 60.0, progress: Progress | None = None) -> SelfTest:
+def run_selftest(
+    *, quick: bool = False, seconds: float = 60.0, cupti: bool = True, progress: Progress | None = None
+) -> SelfTest:
     """Hold spans against kernels of known duration on this machine's GPU, in every circumstance they must be right in.
 
-    Uses torch's current device, and initialises CUDA on it if nobody has. Nothing goes to OpenTelemetry, and
-    sampling and ``GPU_TIMED_*`` settings have no say. Without a GPU only the host's rows are measured.
+    Ends with measuring what the device can do at most, and keeps that for the spans of later processes: see
+    :func:`measure_peaks`. Uses torch's current device, and initialises CUDA on it if nobody has. Nothing goes to
+    OpenTelemetry, and sampling and ``GPU_TIMED_*`` settings have no say, but for ``GPU_TIMED_CACHE_DIR``. Without a
+    GPU only the host's rows are measured.
 
     Args:
         quick: Four durations in place of seven, fewer spans, and 15 seconds at the most.
         seconds: How long all of it may take, as far as that can be kept: every row has a few spans in any case.
+        cupti: At the end, hold spans against CUPTI's kernel records as well, where cupti-python is installed. It is
+            attached to the process for some seconds; launches may stay a little slower after it.
         progress: Called with rows done, rows in all, and what comes next.
 
     Returns:
@@ -63,7 +85,8 @@ def run_selftest(*, quick: bool = False, seconds: float = 60.0, progress: Progre
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds <= _LONGEST_S:
         raise ConfigurationError(f"seconds must be a number greater than 0 and at most 600, not {seconds!r}.")
     limit_s = min(seconds, _QUICK_S) if quick else seconds
-    until_s = time.monotonic() + limit_s - min(_ENDING_S, 0.1 * limit_s)
+    peaks_s = min(peak_taking.PEAKS_S, 0.1 * limit_s)
+    until_s = time.monotonic() + limit_s - min(_ENDING_S, 0.1 * limit_s) - peaks_s
     environment = _environment()
     rows = [*_isolated("host", _host_rows)]
     absent = _absent()
@@ -71,8 +94,44 @@ def run_selftest(*, quick: bool = False, seconds: float = 60.0, progress: Progre
         rows.append(Row(section="device", name="none", verdict="skipped", text=absent))
     else:
         plan = campaign.QUICK if quick else campaign.FULL
-        rows += _isolated("device", lambda: _device_rows(environment, plan, until_s, progress))
+        rows += _isolated("device", lambda: _device_rows(environment, plan, until_s, progress, cupti=cupti))
+        rows += _isolated("device", lambda: _peaks_of(environment, peaks_s))
     return SelfTest(VERSION, environment, tuple(rows))
+
+
+def measure_peaks(*, seconds: float = peak_taking.PEAKS_S) -> DevicePeaks:
+    """Measure what torch's current device can do at most, and keep it for this machine's processes.
+
+    By large matrix products of each type of number, and by copies within the device's memory; with a quarter of the
+    memory that is free, at the most. Spans with ``work=`` then say what share of it they reached. The device should
+    have nothing else to do meanwhile: never call this in a service that serves. Kept in ``GPU_TIMED_CACHE_DIR``, else
+    ``XDG_CACHE_HOME/gpu_timed``, else ``~/.cache/gpu_timed``, by device, driver and torch.
+
+    Args:
+        seconds: How long it may take, about; kernels are loaded besides.
+
+    Raises:
+        ConfigurationError: *seconds* cannot be used.
+        MissingExtraError: torch is not installed, by which it is measured.
+        GpuTimedError: There is no device, it could not be measured, or the file cannot be written.
+    """
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds <= _LONGEST_S:
+        raise ConfigurationError(f"seconds must be a number greater than 0 and at most 600, not {seconds!r}.")
+    try:
+        torch_rig = importlib.import_module("gpu_timed.measure.torch_rig")
+        torch_peaks = importlib.import_module("gpu_timed.measure.torch_peaks")
+    except ImportError as error:
+        raise missing_extra("measure_peaks()", "torch", "torch") from error
+    why_not = _absent() or torch_rig.usable()
+    if why_not:
+        raise NotTestable(f"peaks cannot be measured: {why_not}")
+    bench = torch_peaks.TorchPeaks()
+    try:
+        found = peak_taking.find(bench, _card(torch_rig.synchronized()), seconds)
+    finally:
+        bench.close()
+    peak_taking.keep(found)
+    return found
 
 
 def figure_rows(rig: Rig, floor_ns: int | None = None) -> tuple[list[Row], Instrument]:
@@ -159,7 +218,9 @@ def _absent() -> str:
     return "there is no NVIDIA GPU on this machine, so only the host was measured"
 
 
-def _device_rows(environment: dict[str, Any], plan: Plan, until_s: float, progress: Progress | None) -> Iterator[Row]:
+def _device_rows(
+    environment: dict[str, Any], plan: Plan, until_s: float, progress: Progress | None, *, cupti: bool
+) -> Iterator[Row]:
     try:
         torch_rig = importlib.import_module("gpu_timed.measure.torch_rig")
     except ImportError as error:
@@ -169,6 +230,7 @@ def _device_rows(environment: dict[str, Any], plan: Plan, until_s: float, progre
         raise NotTestable(why_not)
     device = torch_rig.synchronized()
     environment.update(_card(device))
+    environment["vitals"] = {"start": _state(environment.get("uuid"))}
     floors = list(_isolated("device", lambda: _floor_rows(device)))
     yield from floors
     candidates = [(name, _maker(*leaf)) for name, leaf in _LEAVES.items()]
@@ -181,7 +243,27 @@ def _device_rows(environment: dict[str, Any], plan: Plan, until_s: float, progre
     with _session() as session:
         words, settle = "with two device marks, nothing exported", found.rig.settle
         yield from _isolated("device", lambda: _cost_rows("device", session, words, settle))
-        yield from campaign.run(found.rig, session, instrument, plan=plan, until_s=until_s, progress=progress)
+        why_not = cupti_activity.usable() if cupti else "not asked for"
+        left_s = 0.0 if why_not else min(_CUPTI_S, 0.2 * (until_s - time.monotonic()))
+        campaign_s = until_s - left_s
+        yield from campaign.run(found.rig, session, instrument, plan=plan, until_s=campaign_s, progress=progress)
+        # Last, since it slows launches down.
+        yield from _isolated(
+            "cupti", lambda: _cupti_rows(found.rig, session, why_not, stamped=found.stamped, until_s=until_s)
+        )
+    environment["vitals"]["end"] = _state(environment.get("uuid"))
+
+
+def _cupti_rows(rig: Rig, session: Session, why_not: str, *, stamped: bool, until_s: float) -> Iterator[Row]:
+    """Hold spans, and the kernels' own stamps, against CUPTI's kernel records."""
+    if not why_not:
+        try:
+            yield from reference.rows(rig, session, cupti_activity.KernelRecords(), stamped=stamped, until_s=until_s)
+        except GpuTimedError as error:
+            why_not = str(error)
+    if why_not:
+        text = f"not held against CUPTI's kernel records: {why_not}"
+        yield Row(section="cupti", name="none", verdict="skipped", text=text)
 
 
 @contextlib.contextmanager
@@ -222,6 +304,17 @@ def _floor_words(floor_ns: int | None) -> str:
     if floor_ns > FLOOR_NS:
         return f"its floor of {floor_ns:,} ns is higher than that of an H200: {FLOOR_NS:,} ns are allowed for"
     return f"its floor of {floor_ns:,} ns is allowed for"
+
+
+def _peaks_of(environment: dict[str, Any], seconds: float) -> Iterator[Row]:
+    """Measure the peaks of the device that the rows before were about; nothing where there were none."""
+    if environment.get("card") is None:
+        return
+    bench = importlib.import_module("gpu_timed.measure.torch_peaks").TorchPeaks()
+    try:
+        yield from peak_taking.rows(bench, environment, seconds)
+    finally:
+        bench.close()
 
 
 def _timer_row(step_ns: int, cycles_per_ns: float) -> Row:
@@ -266,6 +359,14 @@ def _card(device: int) -> dict[str, Any]:
         return {}
     uuid, name = cuda_driver.describe(library, device)
     return {"card": name, "uuid": uuid, "device": device}
+
+
+def _state(uuid: str | None) -> dict[str, Any]:
+    """Look at the machine's state; what cannot be read is None, and ``absent`` says why nothing of the GPU can."""
+    (seen,), absent = glance.look([uuid])
+    values = {one.name: getattr(seen, one.name) for one in fields(seen)}
+    values = {name: None if isinstance(value, Missing) else value for name, value in values.items()}
+    return {**values, "absent": (absent.detail or absent.reason) if absent is not None else None}
 
 
 def _isolated(section: str, rows: Callable[[], Iterator[Row]]) -> Iterator[Row]:

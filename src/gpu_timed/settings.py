@@ -22,12 +22,15 @@ _MODES_TO_COME: Final = ("cuda_graph", "compile", "reduce-overhead", "max-autotu
 
 TARGETS_VARIABLE: Final = "GPU_TIMED_TARGETS"
 """What to time by name, which is read where that is done: by ``gpu-timed run``, or OpenTelemetry's instrumentation."""
+CACHE_VARIABLE: Final = "GPU_TIMED_CACHE_DIR"
+"""Directory for what is measured once on a machine, which is read where that is needed: see :mod:`gpu_timed.peaks`."""
 PIN_CACHES_VARIABLE: Final = "GPU_TIMED_PIN_CACHES"
 """Directory that caches of compiled code are pinned below, which is read by ``gpu-timed run``."""
-READ_ELSEWHERE: Final = (TARGETS_VARIABLE, PIN_CACHES_VARIABLE)
+READ_ELSEWHERE: Final = (TARGETS_VARIABLE, CACHE_VARIABLE, PIN_CACHES_VARIABLE)
 """Variables that are no process-wide setting."""
 
 _LARGEST: Final = 10_000_000
+_SHORTEST_INTERVAL_S: Final = 0.01
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off", ""})
 
@@ -46,6 +49,10 @@ class Settings:
     """Whether a second span shows the device's work; its numbers stand on the host span either way."""
     warmth: bool = True
     """Whether compilers and caches are watched, to tell cold calls from warm ones."""
+    vitals: bool = True
+    """Whether the machine's state (clocks, throttling, power, load) is read in the background, and put on spans."""
+    vitals_interval_s: float = 1.0
+    """Seconds between two readings of the machine's state, at least 0.01; 0 switches them off."""
     max_pending: int = 10_000
     """Spans that may wait for the device at once; beyond it calls are exported without a device time."""
     max_queue: int = 100_000
@@ -59,7 +66,7 @@ class Settings:
         if self.sync is not None:
             check_sync(self.sync)
         check_late(self.late)
-        for name in ("disabled", "device_spans", "warmth"):
+        for name in ("disabled", "device_spans", "warmth", "vitals"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"{name} must be True or False, not {getattr(self, name)!r}.")
         for name, kind, kind_name in (
@@ -67,11 +74,15 @@ class Settings:
             ("max_queue", int, "a whole number"),
             ("poll_ms", int | float, "a number"),
             ("exit_timeout_s", int | float, "a number"),
+            ("vitals_interval_s", int | float, "a number"),
         ):
             value = getattr(self, name)
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise ConfigurationError(f"{name} must be {kind_name}, not {value!r}.")
-            if not value > 0:
+            if name == "vitals_interval_s":
+                if value != 0 and not value >= _SHORTEST_INTERVAL_S:
+                    raise ConfigurationError(f"{name} must be at least 0.01, or 0 for no readings, not {value!r}.")
+            elif not value > 0:
                 raise ConfigurationError(f"{name} must be greater than 0, not {value!r}.")
             if value > _LARGEST:
                 raise ConfigurationError(f"{name} must be at most {_LARGEST:g}, not {value!r}.")

@@ -7,12 +7,13 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from gpu_timed.errors import ConfigurationError
 from gpu_timed.ports import Launch
 from gpu_timed.settings import LatePolicy, SyncPolicy, check_late, check_mode, check_sync
 from gpu_timed.values import AttributeValue, clean_all
+from gpu_timed.work import COUNT, Work, check_work
 
 CODE_FUNCTION_NAME: Final = "code.function.name"
 CODE_FILE_PATH: Final = "code.file.path"
@@ -21,6 +22,7 @@ CODE_LINE_NUMBER: Final = "code.line.number"
 _QUIET_CALLS: Final = 32
 
 AttributeSource = Mapping[str, Any] | Callable[..., Mapping[str, Any]]
+WorkSource = Work | Callable[..., Work | None] | Literal["count"]
 
 
 class Site:
@@ -35,6 +37,7 @@ class Site:
         attributes: Attributes of every span, or a function of the call's arguments that returns them.
         code: ``code.*`` attributes of the function.
         launch: Which runtime its work goes to, where that is known beforehand.
+        work: What every call has to do, a function of the call's arguments that says it, or ``"count"``.
 
     Raises:
         ConfigurationError: An option cannot be used.
@@ -44,6 +47,7 @@ class Site:
         "__weakref__",
         "attributes",
         "calls",
+        "counted",
         "every",
         "late",
         "launch",
@@ -52,6 +56,8 @@ class Site:
         "quiet_ns",
         "sync",
         "variable_attributes",
+        "work",
+        "work_source",
     )
 
     def __init__(
@@ -65,6 +71,7 @@ class Site:
         attributes: AttributeSource | None = None,
         code: Mapping[str, AttributeValue] | None = None,
         launch: Launch | None = None,
+        work: WorkSource | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ConfigurationError(f"a span's name must be a text with something in it, not {name!r}.")
@@ -82,6 +89,8 @@ class Site:
             raise ConfigurationError(
                 f"attributes must be a mapping or a function of the call's arguments, not {type(attributes).__name__}."
             )
+        if work is not None:
+            check_work(work)
         self.name = name
         self.sync: SyncPolicy | None = sync
         self.late: LatePolicy | None = late
@@ -91,6 +100,12 @@ class Site:
         self.variable_attributes = attributes if callable(attributes) else None
         fixed = clean_all(attributes) if isinstance(attributes, Mapping) else {}
         self.attributes: dict[str, AttributeValue] = {**(code or {}), **fixed}
+        #: What every call has to do, if that is always the same.
+        self.work = work if isinstance(work, Work) else None
+        #: Else what says it for each call: a function of its arguments, or ``"count"``.
+        self.work_source: Any = None if isinstance(work, Work) else work
+        #: What torch counted, by input signature; None where it is not asked to, or its calls are suspended.
+        self.counted: dict[Any, Any] | None = {} if work == COUNT else None
         self.calls = itertools.count()
         #: Host nanoseconds of its latest calls that no full launch queue held up.
         self.quiet_ns: deque[int] = deque(maxlen=_QUIET_CALLS)
@@ -110,6 +125,7 @@ class Site:
             "attributes": self.variable_attributes,
             "code": self.attributes,
             "launch": self.launch,
+            "work": self.work or self.work_source,
         }
         return _restore, (self.name, options)
 

@@ -9,12 +9,13 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.context.recording import Admission, RecordingSpan, SilentSpan, message_of
-from gpu_timed.errors import WaitTimeout
+from gpu_timed.errors import ConfigurationError, WaitTimeout
 from gpu_timed.ports import NOT_GIVEN, Interval, Launch, Locator, Mark, Place, WarmthSource
 from gpu_timed.record import NO_RESULTS, Missing, Record
 from gpu_timed.settings import LatePolicy, SyncPolicy
 from gpu_timed.site import Site
 from gpu_timed.values import AttributeValue
+from gpu_timed.work import Work
 
 MOST_SEGMENTS: Final = 4096
 """Resumptions of one coroutine that are marked; beyond it the device time is Missing("overflow")."""
@@ -100,6 +101,10 @@ class Span(RecordingSpan):
     host_span: Any = None
     #: What the call itself says of where its work goes.
     launch: Launch | None = None
+    #: What this call has to do, where that is not the same for every call of the site.
+    work: Work | Missing | None = None
+    #: What counts its operations just now.
+    counting: Any = None
     _place: Place | None = None
     _start: Mark | Missing = OVERFLOW
     _end: Mark | Missing = FAULT
@@ -156,7 +161,22 @@ class Span(RecordingSpan):
         """
         return self.owner.wait(self, timeout_s)
 
+    def set_work(self, work: Work) -> None:
+        """Say what this span has to do, where that is known only inside it. In place of what was said before.
+
+        Call it before the span ends.
+
+        Raises:
+            ConfigurationError: *work* is no :class:`~gpu_timed.work.Work`.
+        """
+        self.work = _checked(work)
+
     # -- for the engine -------------------------------------------------------------------------------
+
+    @property
+    def captured(self) -> bool:
+        """Whether the open segment's work goes into a graph instead of running."""
+        return isinstance(self._start, Missing) and self._start.reason == "captured"
 
     @property
     def place(self) -> Place | None:
@@ -340,6 +360,10 @@ class Unrecorded(SilentSpan):
         self.owner = owner
         self.site = site
 
+    def set_work(self, work: Work) -> None:
+        """Take no note of it. As :meth:`Span.set_work`."""
+        _checked(work)
+
     @property
     def record(self) -> Record:
         """A record in which everything is Missing("not_sampled")."""
@@ -349,3 +373,11 @@ class Unrecorded(SilentSpan):
     def wait(self, timeout_s: float | None = None) -> Record:  # noqa: ARG002 - the shape of Span.wait
         """Return a record in which everything is Missing("not_sampled")."""
         return self.record
+
+
+def _checked(work: Any) -> Work:
+    if not isinstance(work, Work):
+        raise ConfigurationError(
+            f"set_work() takes a Work, not {type(work).__name__}: span.set_work(Work(flops=2 * M * N * K))."
+        )
+    return work

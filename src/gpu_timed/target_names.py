@@ -9,7 +9,7 @@ from typing import Any, Final
 from gpu_timed.errors import ConfigurationError, unknown_value
 from gpu_timed.site import Site
 
-_OPTIONS: Final = ("every", "late", "mode", "name", "sync")
+_OPTIONS: Final = ("every", "late", "mode", "name", "sync", "work")
 _ATTRIBUTES: Final = "attributes."
 _EXAMPLE: Final = "pkg.mod:infer or pkg.mod:Model.forward[sync=deferred,every=10]"
 
@@ -31,8 +31,8 @@ class Target:
 def parse_targets(text: str) -> tuple[Target, ...]:
     """Read ``module:name[option=value,…]``, several of them with commas (or line ends) between.
 
-    The options are ``name``, ``sync``, ``late``, ``every``, ``mode``, and ``attributes.KEY`` for an attribute whose
-    value is a text. A value has no comma and no bracket in it.
+    The options are ``name``, ``sync``, ``late``, ``every``, ``mode``, ``work=count``, and ``attributes.KEY``
+    for an attribute whose value is a text. A value has no comma and no bracket in it.
 
     Raises:
         ConfigurationError: A part cannot be read; the message names it and says how it is meant.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -10,11 +11,12 @@ from typing import Any, TypeVar, cast, overload
 
 from gpu_timed import current
 from gpu_timed.callables import functions, kinds
-from gpu_timed.errors import ConfigurationError, NotCallableError
+from gpu_timed.errors import ConfigurationError, NotCallableError, missing_extra
 from gpu_timed.settings import LatePolicy, SyncPolicy
-from gpu_timed.site import AttributeSource, Site, caller_attributes, code_attributes
+from gpu_timed.site import AttributeSource, Site, WorkSource, caller_attributes, code_attributes
 from gpu_timed.span import Span, Unrecorded
 from gpu_timed.values import clean_all
+from gpu_timed.work import COUNT, Work
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,6 +32,7 @@ def gpu_timed(
     every: int = 1,
     mode: str | None = None,
     attributes: AttributeSource | None = None,
+    work: WorkSource | None = None,
 ) -> F: ...
 @overload
 def gpu_timed(
@@ -40,6 +43,7 @@ def gpu_timed(
     every: int = 1,
     mode: str | None = None,
     attributes: AttributeSource | None = None,
+    work: WorkSource | None = None,
 ) -> Callable[[F], F]: ...
 def gpu_timed(
     function: Any = None,
@@ -51,6 +55,7 @@ def gpu_timed(
     every: int = 1,
     mode: str | None = None,
     attributes: AttributeSource | None = None,
+    work: WorkSource | None = None,
 ) -> Any:
     """Make every call of a function a span that says what the device did.
 
@@ -70,16 +75,25 @@ def gpu_timed(
         every: Record one call in this many. All are counted.
         mode: How to launch the work; None leaves the call as it is.
         attributes: Attributes of every span, or a function of the call's arguments that returns them.
+        work: What a call has to do, so that its spans say how fast that was: a :class:`~gpu_timed.work.Work`; a
+            function of the call's arguments that returns one, or None where it is not known; or ``"count"``: torch's
+            FLOP counter runs during the first recorded call of each input signature (64 at the most), and what it
+            counted stands for the later ones. That call is slower, and says ``flops_counted``; the other calls pay
+            a few microseconds for their signature. What cannot be counted is Missing: compiled code, captures,
+            coroutines and generators.
 
     Raises:
         ConfigurationError: An option, or a ``GPU_TIMED_*`` variable, cannot be used.
+        MissingExtraError: ``work="count"`` without torch.
         NotCallableError: What was decorated cannot be called.
     """
     if function is None:
         return lambda target: _decorate(
-            target, name=name, sync=sync, late=late, every=every, mode=mode, attributes=attributes
+            target, name=name, sync=sync, late=late, every=every, mode=mode, attributes=attributes, work=work
         )
-    return _decorate(function, name=name, sync=sync, late=late, every=every, mode=mode, attributes=attributes)
+    return _decorate(
+        function, name=name, sync=sync, late=late, every=every, mode=mode, attributes=attributes, work=work
+    )
 
 
 def _decorate(target: Any, *, name: str | None, mode: str | None, sync: SyncPolicy | None, **options: Any) -> Any:
@@ -89,6 +103,8 @@ def _decorate(target: Any, *, name: str | None, mode: str | None, sync: SyncPoli
         return type(target)(inner)
     kinds.refuse(target)
     held = current.settings()
+    if options.get("work") == COUNT and "torch" not in sys.modules and importlib.util.find_spec("torch") is None:
+        raise missing_extra("work='count'", "torch", "torch")
     if sync == "device" and kinds.suspends(target):
         raise ConfigurationError(
             "sync='device' would block the event loop of a coroutine: use 'boundary' or 'deferred'."
@@ -113,6 +129,7 @@ def gpu_span(
     late: LatePolicy | None = None,
     every: int = 1,
     attributes: Mapping[str, Any] | None = None,
+    work: Work | None = None,
 ) -> _Block:
     """Make a block of code a span, in a ``with`` or an ``async with``.
 
@@ -127,6 +144,7 @@ def gpu_span(
         late: As in :func:`gpu_timed`.
         every: Record one execution in this many. All are counted.
         attributes: Attributes of this span.
+        work: What this block has to do. Where that is known only inside it: ``span.set_work(Work(...))``.
 
     Raises:
         ConfigurationError: An option cannot be used.
@@ -140,6 +158,12 @@ def gpu_span(
         )
     if attributes is not None and not isinstance(attributes, Mapping):
         raise ConfigurationError(f"attributes must be a mapping, not {type(attributes).__name__}.")
+    if work is not None and not isinstance(work, Work):
+        shown = repr(work) if isinstance(work, str) else type(work).__name__
+        raise ConfigurationError(
+            f"work of a block must be a Work, not {shown}: a block has no arguments. Give "
+            "work=Work(flops=2 * M * N * K), or call span.set_work(Work(...)) inside it."
+        )
     current.settings()
     block = sys._getframe(1).f_code  # noqa: SLF001 - which block of code this is
     options: dict[str, Any] = {"sync": sync, "late": late, "every": every}
@@ -151,17 +175,18 @@ def gpu_span(
         site = current.site((name, block, *options.values()), make)
     except TypeError:  # an option that is not even hashable: let the site say which
         site = make()
-    return _Block(site, attributes)
+    return _Block(site, attributes, work)
 
 
 class _Block:
     """One ``with gpu_span(…)`` block."""
 
-    __slots__ = ("_attributes", "_opened", "_site")
+    __slots__ = ("_attributes", "_opened", "_site", "_work")
 
-    def __init__(self, site: Site, attributes: Mapping[str, Any] | None) -> None:
+    def __init__(self, site: Site, attributes: Mapping[str, Any] | None, work: Work | None = None) -> None:
         self._site = site
         self._attributes = attributes
+        self._work = work
         self._opened: list[Span | Unrecorded | None] = []  # one block object may be entered while it is open
 
     def __enter__(self) -> Span | Unrecorded:
@@ -205,5 +230,7 @@ class _Block:
         tracer = current.tracer()
         extra = clean_all(self._attributes) if self._attributes else None
         opened = tracer.enter(self._site, extra=extra, suspends=suspends)
+        if self._work is not None and isinstance(opened, Span):
+            opened.work = self._work
         self._opened.append(opened)
         return opened if opened is not None else Unrecorded(tracer, self._site)

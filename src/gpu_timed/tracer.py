@@ -12,7 +12,7 @@ from gpu_timed.context.gate import Gate
 from gpu_timed.context.recording import Admission
 from gpu_timed.errors import DeviceFault
 from gpu_timed.ledger import Ledger
-from gpu_timed.ports import NOT_GIVEN, Launch, Locator, Mark, WarmthSource
+from gpu_timed.ports import NOT_GIVEN, Launch, Locator, Mark, WarmthSource, WorkCounter
 from gpu_timed.reading import blank
 from gpu_timed.record import NOT_SAMPLED, Missing, Record
 from gpu_timed.resolver import Resolver
@@ -20,8 +20,14 @@ from gpu_timed.settings import LatePolicy, Settings, SyncPolicy
 from gpu_timed.site import Site
 from gpu_timed.span import FAULT, Span, Unrecorded
 from gpu_timed.values import AttributeValue, clean_all
+from gpu_timed.work import COUNT, Work
 
 DISABLED: Final = Missing("disabled")
+_CAPTURED: Final = Missing("not_counted", "the call was captured into a graph")
+_RAISED: Final = Missing("not_counted", "the call raised")
+_WORK_RAISED: Final = Missing("work_raised")
+_NOT_COUNTED: Final = Missing("not_counted")
+_SUSPENDED: Final = Missing("not_counted", "the call is suspended now and then: give it work=Work(...)")
 _SHORTEST_PAUSE_S: Final = 0.0002
 _LONGEST_PAUSE_S: Final = 0.002
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
@@ -43,6 +49,7 @@ class Tracer:
         resolver: Resolver,
         otel: Any,
         warmth: WarmthSource | None = None,
+        counter: WorkCounter | None = None,
     ) -> None:
         self.settings = settings
         self.ledger = ledger
@@ -52,6 +59,7 @@ class Tracer:
         self.resolver = resolver
         self.otel = otel
         self.warmth = warmth
+        self.counter = counter
         self.dead = False
         #: Counts the captures begun so far, so that each can tell the spans that returned before it.
         self.epoch = 0
@@ -106,7 +114,11 @@ class Tracer:
             full = self.resolver.full
             if full:
                 self.ledger.count("overflow")
+            if site.work_source is not None:
+                self._find_work(span, arguments, named, suspends=suspends)
             span.begin((arguments, named) if arguments or named else NOT_GIVEN, marked=not full)
+            if span.counting is not None and span.captured:
+                self._stop_counting(span, _CAPTURED)
             return span
         except Exception as error:  # noqa: BLE001 - rule 1: the user's call goes on
             self.ledger.fault("enter", error)
@@ -176,6 +188,8 @@ class Tracer:
     def _end(self, span: Span, error: BaseException | None, result: Any) -> None:
         try:
             returned_ns = self.host.now_ns()
+            if span.counting is not None:  # before anything of ours is counted as well
+                self._stop_counting(span, None if error is None else _RAISED)
             if span.sync == "device":
                 try:
                     self._wait_device(span)
@@ -210,6 +224,8 @@ class Tracer:
 
     def _forget(self, span: Span) -> None:
         """Undo a span whose entering failed half-way."""
+        if span.counting is not None:
+            self._stop_counting(span, _RAISED)
         self._leave_context(span)
         span.spoil()
         if span.admission.foreign is not None:
@@ -244,6 +260,9 @@ class Tracer:
         """End a segment at an ``await`` or ``yield``: mark, and put the caller's context back. Never raises."""
         try:
             if isinstance(opened, Span):
+                if opened.counting is not None:
+                    opened.site.counted = None  # nor will any other of its calls be
+                    self._stop_counting(opened, _SUSPENDED)
                 opened.finish(self.host.now_ns())
             # What user code attached inside must still be there when it goes on.
             opened.saved_context = self.gate.current()
@@ -307,3 +326,36 @@ class Tracer:
         except Exception as error:  # noqa: BLE001 - the user's function of attributes
             self.ledger.fault("attributes_raised", error)
             return {}
+
+    def _find_work(self, span: Span, arguments: tuple[Any, ...], named: Mapping[str, Any], *, suspends: bool) -> None:
+        """Ask what the call has to do: the user's function, or what torch counts or has counted. Never raises."""
+        site = span.site
+        try:
+            if site.work_source != COUNT:
+                found = site.work_source(*arguments, **named)
+                if found is not None and not isinstance(found, Work):
+                    raise TypeError(f"work= returned {type(found).__name__}, no Work")  # noqa: TRY301
+                span.work = found
+            elif suspends or site.counted is None:
+                span.work = _SUSPENDED
+            elif self.counter is not None:
+                started = self.counter.begin(site.counted, arguments, named)
+                if isinstance(started, Work | Missing):
+                    span.work = started
+                else:
+                    span.counting = started
+        except Exception as error:  # noqa: BLE001 - the user's function, or a torch that is not known
+            counts = site.work_source == COUNT
+            self.ledger.fault("counting" if counts else "work_raised", error)
+            span.work = _NOT_COUNTED if counts else _WORK_RAISED
+
+    def _stop_counting(self, span: Span, spoilt: Missing | None) -> None:
+        """Take the counter off the thread, and keep what it counted, unless *spoilt* says why not. Never raises."""
+        counting, span.counting = span.counting, None
+        span.note("flops_counted")
+        try:
+            found = counting.stop(spoilt)
+            span.work = span.work or found  # what the call said of itself stands
+        except Exception as error:  # noqa: BLE001 - rule 1
+            self.ledger.fault("counting", error)
+            span.work = span.work or _NOT_COUNTED

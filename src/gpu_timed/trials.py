@@ -95,7 +95,8 @@ class Check(NamedTuple):
     """One promise held against one row."""
 
     name: str
-    """``measured``, ``place``, ``interval``, ``exact``, ``placement`` or ``order``."""
+    """``measured``, ``place``, ``interval``, ``exact``, ``placement`` or ``order``; in rows of the section ``cupti``,
+    which are of all durations, with an underscore and the kernel's duration in nanoseconds behind it."""
     verdict: Verdict
     value: float | None
     budget: float | None
@@ -107,7 +108,7 @@ class Row:
     """One thing that was measured, held against its budget if it has one."""
 
     section: str
-    """``host``, ``device`` or ``regime``."""
+    """``host``, ``device``, ``regime`` or ``cupti``: the same regimes, held against CUPTI's kernel records."""
     name: str
     """What was measured; of a regime, how the work was launched."""
     verdict: Verdict

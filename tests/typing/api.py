@@ -8,11 +8,14 @@ from typing import assert_type
 
 from gpu_timed import (
     CacheReport,
+    DevicePeaks,
     Diagnosis,
     Missing,
     PinReport,
     Record,
     SelfTest,
+    Work,
+    WorkDone,
     caches,
     carry,
     diagnose,
@@ -21,6 +24,7 @@ from gpu_timed import (
     gpu_span,
     gpu_timed,
     inject,
+    measure_peaks,
     pin_caches,
     run_selftest,
     watch_cache,
@@ -114,3 +118,25 @@ with extracted([(b"traceparent", b"")]):
 
 async def carried() -> None:
     assert_type(await carry(coroutine)(1), bytes)
+
+
+@gpu_timed(work=Work(flops=1, dtype="bf16"))
+def with_work(x: int) -> float:
+    return float(x)
+
+
+@gpu_timed(work=lambda x: Work(bytes=x))
+def with_work_function(x: int) -> float:
+    return float(x)
+
+
+@gpu_timed(work="count")
+def with_count(x: int) -> float:
+    return float(x)
+
+
+assert_type(with_work(1) + with_work_function(1) + with_count(1), float)
+assert_type(records[0].work, WorkDone | Missing)
+assert_type(measure_peaks(seconds=2.0), DevicePeaks)
+with gpu_span("block", work=Work(flops=1)) as worked:
+    worked.set_work(Work(bytes=1))

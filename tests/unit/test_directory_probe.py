@@ -273,10 +273,12 @@ def test_it_can_be_watched_before_and_after_the_first_call(tmp_path: Path) -> No
 
 
 def test_no_look_for_a_call_without_a_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is watched by default: no probe, no cost."""
-    with capture():
+    """Nothing is watched by default: nothing is asked."""
+    monkeypatch.setattr(DirectoryProbe, "second_look", lambda *_: pytest.fail("asked"))
+    with capture() as records:
         gpu_timed(lambda: None, name="f")()
-    assert current.tracer().resolver.reader.second_look is None
+    assert records[0].quality == ()
+    assert not flush().counts.get("reading")
 
 
 def test_no_look_on_the_calling_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,9 +310,7 @@ def test_a_forked_child_goes_on_watching(tmp_path: Path) -> None:
     library.watch_cache(tmp_path)
     gpu_timed(lambda: None, sync="deferred")()
     flush()
-    probe = current._state.directories
-    assert probe is not None
-    with probe._lock:
+    with current.directories()._lock:
         child = os.fork()
         if child == 0:
             try:

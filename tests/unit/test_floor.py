@@ -377,3 +377,19 @@ def test_the_self_test_allows_for_the_floor_of_this_device(measured, allowed, ti
     """Never for more than an H200's, and for that where none was measured."""
     made = instrument(tick_ns=tick, turnaround_ns=700, cycles=True, floor_ns=measured)
     assert made.floor_ns == allowed
+
+
+def test_what_handing_over_may_have_taken_is_in_no_lower_bound():
+    """Behind queued work a pair reads more than the work, up to six floors: the truth stays above the lower bound."""
+    for extra_floors in (1, 2, 6):
+        fake = FakeDevice(floor_ns=1_000)
+        with use_device(fake), capture() as records:
+            fake.launch(1_000_000)
+            with gpu_span("queued", sync="deferred"):
+                fake.launch(30_000 + (extra_floors - 1) * 1_000)
+            fake.run_dry()
+        record = records[0]
+        assert record.launch_gaps_included == "no"
+        assert record.device_ns == 30_000 + extra_floors * 1_000
+        assert record.device_min_ns == record.device_ns - 6_000 <= 30_000
+        assert record.bound == "device"

@@ -530,6 +530,7 @@ def test_the_host_span_has_every_number_under_its_documented_name(exporter, devi
         "gpu_timed.queue.duration_ns": record.queue_ns,
         "gpu_timed.sync.duration_ns": 490_000,
         "gpu_timed.sync.policy": "boundary",
+        "gpu_timed.idle_before_ns": 0,
         "gpu_timed.uncertainty_ns": record.uncertainty_ns,
         "gpu_timed.launch_gaps_included": record.launch_gaps_included,
         "gpu_timed.clock": "fake",

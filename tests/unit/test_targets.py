@@ -167,6 +167,7 @@ def test_targets_are_read(text, expected):
         ("pkg:f[mode=eagre]", "'eagre'", "did you mean 'eager'?"),
         ("pkg:f[every=ten]", "every=ten", "every=10 records one call in ten"),
         ("pkg:f[every=0]", "not 0", "every=10 records one call in ten"),
+        ("pkg:f[work=1e9]", "'1e9'", "a function of the call's arguments that returns one, or 'count'"),
         ("pkg:f[every=2,every=3]", "'every'", "given twice"),
         ("pkg:f[name=a[0]]", "'name=a[0]'", "bracket"),
         ("pkg:f,pkg:g,pkg:f[every=2]", "'pkg:f'", "named twice"),

@@ -13,6 +13,7 @@ _TITLES: Final = {
     "versions": "Versions",
     "devices": "Devices",
     "clock": "Clock",
+    "vitals": "State of the machine",
     "export": "Export",
     "settings": "Settings",
     "process": "This process",

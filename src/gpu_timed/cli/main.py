@@ -107,6 +107,9 @@ def selftest(
     json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer durations and spans: a quarter of a minute.")] = False,
     seconds: Annotated[float, typer.Option(help="How long it may take.")] = 60.0,
+    cupti: Annotated[
+        bool, typer.Option("--cupti/--no-cupti", help="Use CUPTI's kernel records too, if cupti-python is there.")
+    ] = True,
 ) -> None:
     """Hold spans against kernels of known duration on this machine, in every circumstance they must be right in.
 
@@ -119,7 +122,7 @@ def selftest(
     errors = Console(stderr=True)
     try:
         with room.watched(errors) as progress:
-            found = run_selftest(quick=quick, seconds=seconds, progress=progress)
+            found = run_selftest(quick=quick, seconds=seconds, cupti=cupti, progress=progress)
     except GpuTimedError as error:
         _refuse(errors, error)
     if json:

@@ -90,7 +90,18 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "not_timed_in_compiled_region": _Kind("note", "names inside compiled regions, not timed: see targets"),
     "sampler_raised": _Kind("warning", "calls not recorded because the sampler raised", "see the log for the first"),
     "attributes_raised": _Kind("warning", "calls whose attributes= function raised", "see the log for the first"),
+    "work_raised": _Kind(
+        "warning", "calls whose work= function raised, or returned no Work", "see the log for the first"
+    ),
     "provider_raised": _Kind("warning", "times that the provider raised while flushing", "see the log for the first"),
+    "vitals_given_up": _Kind(
+        "warning",
+        "devices whose state is no longer read: NVML failed again and again",
+        "look at nvidia-smi; everything else is measured as before",
+    ),
+    "vitals_late": _Kind("note", "readings of the machine's state that took longer than their interval: not used"),
+    "vitals_not_started": _Kind("note", "times that no thread for the machine's state could be started"),
+    "vitals_too_many": _Kind("note", "spans on devices beyond the limit, whose state is not read"),
     "sites_overflow": _Kind("warning", "span names beyond the limit", "take names from code, never from data"),
     "thread_not_started": _Kind("warning", "times that no thread could be started", "raise the limit on threads"),
     "resolver_stuck": _Kind("warning", "times that gpu_timed's thread did not end in time", "see the log"),
@@ -112,7 +123,7 @@ SINK: Final = "sink_"
 INTERNAL: Final = frozenset(
     {
         *("start", "enter", "leave", "wait", "submit", "settle", "suspend", "resume", "detach"),
-        *("asking", "reading", "release", "unhindered", "resolver", "unreadable", "probe_detach"),
+        *("asking", "reading", "release", "unhindered", "resolver", "unreadable", "probe_detach", "vitals", "counting"),
     }
 )
 """Kinds that are a fault inside gpu_timed."""

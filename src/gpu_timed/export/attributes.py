@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpu_timed.record import NOT_SET, Cause, Missing, Record
+from gpu_timed.record import NOT_SET, Cause, Missing, Record, Vitals
 from gpu_timed.values import AttributeValue
 
 HW_ID: Final = "hw.id"
@@ -66,8 +66,36 @@ FIRST_CALL: Final = "gpu_timed.first_call"
 """Whether this was the site's first call in the process."""
 RESUMPTIONS: Final = "gpu_timed.resumptions"
 """How many times a coroutine ran between suspensions."""
+IDLE_BEFORE: Final = "gpu_timed.idle_before_ns"
+"""Nanoseconds of device time since the last span of ours on this stream: it was idle at most so long."""
+SM_CLOCK: Final = "gpu_timed.vitals.sm_clock_mhz"
+"""Clock of the multiprocessors in MHz, read near the call; the lowest, where it was read several times meanwhile."""
+THROTTLE_REASONS: Final = "gpu_timed.vitals.throttle_reasons"
+"""What held the clocks near the call, in NVML's words; an empty list: nothing did; left out: not known."""
+POWER: Final = "gpu_timed.vitals.power_w"
+"""Watts that the GPU drew near the call."""
+TEMPERATURE: Final = "gpu_timed.vitals.temperature_c"
+"""Degrees Celsius of the GPU near the call."""
+HOST_LOAD: Final = "gpu_timed.vitals.host_load"
+"""Load average of the last minute for each CPU of the machine."""
 QUALITY: Final = "gpu_timed.quality"
 """Notes on what is doubtful about the numbers."""
+WORK_FLOPS: Final = "gpu_timed.work.flops"
+"""Floating-point operations of the call, as stated or counted."""
+WORK_BYTES: Final = "gpu_timed.work.bytes"
+"""Bytes the call reads and writes, as stated."""
+WORK_FLOPS_PER_S: Final = "gpu_timed.work.flops_per_s"
+"""Operations in a second of device time: a lower bound."""
+WORK_BYTES_PER_S: Final = "gpu_timed.work.bytes_per_s"
+"""Bytes in a second of device time: a lower bound."""
+WORK_SHARE: Final = "gpu_timed.work.share_of_peak"
+"""The larger of both as a part of what this device was measured to do on this machine."""
+WORK_PEAK: Final = "gpu_timed.work.flops_peak"
+"""Type of number whose peak the operations are held against."""
+WORK_EXCEEDS: Final = "gpu_timed.work.exceeds_peak"
+"""Whether the device cannot have done it in that time: nobody waited for this work."""
+WORK_MISSING: Final = "gpu_timed.work.missing"
+"""Why it is not known what the call had to do."""
 
 
 def of_host_span(record: Record) -> dict[str, AttributeValue]:
@@ -93,7 +121,20 @@ def of_host_span(record: Record) -> dict[str, AttributeValue]:
         found[MODE_REASON] = record.mode_reason
     if record.status != "ok":
         found[ERROR_TYPE] = record.error.partition(":")[0]
+    vitals = record.vitals
+    if isinstance(vitals, Vitals):
+        if not isinstance(vitals.sm_clock_mhz, Missing):
+            found[SM_CLOCK] = vitals.sm_clock_mhz
+        if not isinstance(vitals.throttle, Missing):
+            found[THROTTLE_REASONS] = vitals.throttle
+        if not isinstance(vitals.power_w, Missing):
+            found[POWER] = vitals.power_w
+        if not isinstance(vitals.temperature_c, Missing):
+            found[TEMPERATURE] = vitals.temperature_c
+        if not isinstance(vitals.host_load, Missing):
+            found[HOST_LOAD] = vitals.host_load
     found.update(_device(record))
+    _put_work(found, record)
     return found
 
 
@@ -108,6 +149,7 @@ def of_device_span(record: Record) -> dict[str, AttributeValue]:
     found[WARMTH] = record.warmth
     if not isinstance(record.mode, Missing):
         found[MODE] = record.mode
+    _put_work(found, record)
     return found
 
 
@@ -125,6 +167,7 @@ def _put_measured(found: dict[str, AttributeValue], record: Record) -> None:
         QUEUE_DURATION: record.queue_ns,
         SYNC_DURATION: record.sync_ns,
         UNCERTAINTY: record.uncertainty_ns,
+        IDLE_BEFORE: record.idle_before_ns,
         COMPILE_DURATION: record.compile_ns or NOT_SET,
         WARMTH_TIER: record.tier,
         MODE: record.mode,
@@ -134,6 +177,25 @@ def _put_measured(found: dict[str, AttributeValue], record: Record) -> None:
         found[DEVICE_MISSING] = record.device_ns.reason
     else:
         found[LAUNCH_GAPS] = record.launch_gaps_included
+
+
+def _put_work(found: dict[str, AttributeValue], record: Record) -> None:
+    """Put in what the call had to do and how fast that was, as far as it is known."""
+    work = record.work
+    if isinstance(work, Missing):
+        if work != NOT_SET:
+            found[WORK_MISSING] = work.reason
+        return
+    values = {
+        WORK_FLOPS: work.flops,
+        WORK_BYTES: work.bytes,
+        WORK_FLOPS_PER_S: work.flops_per_s,
+        WORK_BYTES_PER_S: work.bytes_per_s,
+        WORK_SHARE: work.share_of_peak,
+        WORK_PEAK: work.flops_peak,
+        WORK_EXCEEDS: work.exceeds_peak,
+    }
+    found.update({name: value for name, value in values.items() if not isinstance(value, Missing)})
 
 
 def _device(record: Record) -> dict[str, AttributeValue]:

@@ -33,6 +33,8 @@ class Found:
     rig: Rig
     kernel: str
     refused: dict[str, str]
+    stamped: bool = True
+    """Whether the kernel stamps its begin and end."""
 
 
 def find(candidates: Sequence[tuple[str, Callable[[], Kernel]]], make_rig: Callable[[Kernel], Rig]) -> Found:
@@ -44,12 +46,13 @@ def find(candidates: Sequence[tuple[str, Callable[[], Kernel]]], make_rig: Calla
     refused: dict[str, str] = {}
     for name, make in candidates:
         try:
-            rig = make_rig(make())
+            kernel = make()
+            rig = make_rig(kernel)
             prove(rig)
         except Exception as error:  # noqa: BLE001 - not installed, does not compile, does not run: the next, then
             refused[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         else:
-            return Found(rig=rig, kernel=name, refused=refused)
+            return Found(rig=rig, kernel=name, refused=refused, stamped=getattr(kernel, "stamped", True))
     raise NotTestable("; ".join(f"{name}: {why}" for name, why in refused.items()) or "no kernel was there to try")
 
 

@@ -126,14 +126,24 @@ class DirectoryProbe:
 
         return end
 
+    @property
+    def watching(self) -> bool:
+        """Whether anything is watched."""
+        return bool(self._watched)
+
+    def forget(self) -> None:
+        """Watch nothing any more."""
+        with self._lock:
+            self._watched = ()
+            self._looks.clear()
+            self._usual.clear()
+
     def restart(self) -> None:
         """Begin anew in a forked child, whose copy of the lock may be held by a thread it does not have."""
         self._lock = threading.Lock()
 
     def second_look(self, site: Site, began_ns: int, ended_ns: int, verdict: Verdict) -> Verdict:
         """Return *verdict*, or a colder one if a file was written between two times (Unix, nanoseconds)."""
-        if not self._watched:
-            return verdict
         with self._lock:
             usual = self._usual.get(site)
             if usual is None:

@@ -78,7 +78,8 @@ class Ring:
         if not found:
             if truncated:
                 return Verdict("unknown", NOT_SET, (), Missing("overflow", "too many events to keep"))
-            if first_call or not self.blind_to.isdisjoint(sys.modules):
+            # Not isdisjoint, which goes through all modules of the process: 50 µs.
+            if first_call or any(module in sys.modules for module in self.blind_to):
                 return Verdict("unknown", NOT_SET, ())
             return Verdict("warm", "hot", (), 0)
         causes = [event.cause for event in found]

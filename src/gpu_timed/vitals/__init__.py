@@ -1,0 +1,1 @@
+"""What state the machine was in: clocks, throttling, power and load, read in the background."""
