@@ -6,11 +6,12 @@ The rooms, from the top down; each looks down only:
 
     cli  instrumentation                         the commands, and OpenTelemetry's way to switch it on
     targets                                      timing by name, with no change to the code
-    timed  configuration  propagation  testing  doctor  selftest   the doors
+    timed  configuration  propagation  testing  doctor  selftest  compile_caches   the doors
     measure                                      many calls, well: what the self-test runs
     current ← tracer ← resolver ← reading ← span the engine
     clocks  warmth  context  export  callables   where time, causes, parents, sinks and wrappers come from
     diagnosis  sites  target_names  analysis     what the doctor says; the sites; how targets are written; judging
+    kernel_caches                                where compiled code is kept between processes
     site  ports  peaks  settings  record  work  …        the ground: nouns and interfaces
 """
 
@@ -20,6 +21,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpu_timed.cache_facts import CacheReport, PinReport
+    from gpu_timed.compile_caches import caches, pin_caches, watch_cache
     from gpu_timed.configuration import configure
     from gpu_timed.current import flush, shutdown
     from gpu_timed.delivery import FlushResult
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from gpu_timed.work import Work
 
 __all__ = [
+    "CacheReport",
     "Cause",
     "ConfigurationError",
     "DeviceFault",
@@ -52,11 +56,13 @@ __all__ = [
     "Missing",
     "MissingExtraError",
     "NotCallableError",
+    "PinReport",
     "Record",
     "SelfTest",
     "WaitTimeout",
     "Work",
     "WorkDone",
+    "caches",
     "carry",
     "configure",
     "diagnose",
@@ -66,8 +72,10 @@ __all__ = [
     "gpu_timed",
     "inject",
     "measure_peaks",
+    "pin_caches",
     "run_selftest",
     "shutdown",
+    "watch_cache",
 ]
 
 _HOMES = {
@@ -75,6 +83,8 @@ _HOMES = {
     "extracted": "propagation",
     "inject": "propagation",
     "configure": "configuration",
+    **dict.fromkeys(["caches", "pin_caches", "watch_cache"], "compile_caches"),
+    **dict.fromkeys(["CacheReport", "PinReport"], "cache_facts"),
     "diagnose": "doctor",
     "Diagnosis": "findings",
     "flush": "current",

@@ -27,6 +27,7 @@ from gpu_timed.settings import Settings, from_environment
 from gpu_timed.site import Site
 from gpu_timed.sites import Sites
 from gpu_timed.tracer import Opened, Tracer
+from gpu_timed.warmth.directory_probe import DirectoryProbe
 from gpu_timed.warmth.probes import Probes
 from gpu_timed.warmth.ring import Ring
 
@@ -38,9 +39,10 @@ class _State:
         self.lock = threading.RLock()
         self.settings: Settings | None = None
         self.ledger = Ledger()
-        self.imports = ImportWatch(self._import_fault)
+        self.imports = ImportWatch(lambda kind, error: self.ledger.fault(kind, error))  # noqa: PLW0108 - reset() makes another
         self.ring = Ring()
         self.probes: Probes | None = None
+        self.directories = DirectoryProbe(lambda kind: self.ledger.count(kind))  # noqa: PLW0108 - as above
         self.targets: list[Any] = []
         self.endings = Endings(_at_exit, _at_worker_end)
         self.flusher = handover.Flusher()
@@ -52,9 +54,6 @@ class _State:
         self.standby: Any = None
         self.deliveries = Deliveries()
         self.ended = False
-
-    def _import_fault(self, kind: str, error: BaseException) -> None:
-        self.ledger.fault(kind, error)
 
 
 def settings() -> Settings:
@@ -122,6 +121,11 @@ door: Final = Door(enter, traced)
 def probes() -> Mapping[str, str]:
     """Return what became of each warmth probe: ``waiting`` for its runtime, ``attached``, or why it could not be."""
     return {} if _state.probes is None else dict(_state.probes.state)
+
+
+def directories() -> DirectoryProbe:
+    """Return what watches caches that are directories in this process."""
+    return _state.directories
 
 
 def imports() -> ImportWatch:
@@ -292,6 +296,7 @@ def reset() -> None:
         if _state.probes is not None:
             _state.probes.close()
         _state.probes, _state.ring = None, Ring()
+        _state.directories.forget()
         _state.deliveries = Deliveries()
         _state.installed = _state.ended = False
         if _state.standby is not None:
@@ -313,6 +318,7 @@ def _make() -> Tracer:
         # registers when the application makes it.
         made.gate.on_provider.append(_state.endings.watch)
         made.gate.on_none = None if _state.standby is None else _step_in
+        made.resolver.reader.second_look = _state.directories
         _state.endings.watch()
         _watch_forks()
         _state.tracer = made
@@ -380,6 +386,7 @@ def _after_fork() -> None:
     _state.lock = threading.RLock()
     _state.ledger.restart()
     _state.ring.restart()
+    _state.directories.restart()
     _state.flusher = handover.Flusher()
     _state.endings.after_fork()
     _state.tracer = None

@@ -17,6 +17,8 @@ from gpu_timed.diagnosis.verdict import verdict
 from gpu_timed.errors import ConfigurationError, DeviceFault
 from gpu_timed.export import otel_environment, otlp, probe
 from gpu_timed.findings import SECTIONS, Diagnosis, Finding, Inventory, Level, Section, Source
+from gpu_timed.kernel_caches import looking
+from gpu_timed.kernel_caches.places import surroundings
 from gpu_timed.settings import Settings
 from gpu_timed.vitals import glance
 
@@ -68,7 +70,7 @@ def diagnose(
             "settings": lambda: variables.findings(os.environ, current.held_settings()),
             "process": lambda: process.findings(current.process_state()),
             "hooks": hooks,
-            "caches": lambda: caches.findings(os.environ),
+            "caches": _caches,
             "targets": _targets,
         },
         {"export": timeout_s + _SECTION_S},
@@ -111,6 +113,11 @@ def _targets() -> Iterator[Finding]:
         state = attempt.state
         level: Level = "warning" if state.status in ("missing", "refused") else "ok"
         yield Finding(f"target.{state.target}", level, f"target {state.target}: {state.detail}")
+
+
+def _caches() -> Iterable[Finding]:
+    around = surroundings(os.environ, driver=cuda_driver.device_present())
+    return caches.findings(looking.look(around, only_in_use=True))
 
 
 def _versions(library: Any) -> Iterable[Finding]:

@@ -226,6 +226,19 @@ class WarmthSource(Protocol):
         ...
 
 
+class SecondLook(Protocol):
+    """Looks again, afterwards, whether something was built in a call: for what tells nobody when it builds."""
+
+    @property
+    def watching(self) -> bool:
+        """Whether there is anything to look at."""
+        ...
+
+    def second_look(self, site: Any, began_ns: int, ended_ns: int, verdict: Verdict) -> Verdict:
+        """Return *verdict*, or a colder one, for a call of *site* between two times (Unix time in nanoseconds)."""
+        ...
+
+
 class Sighting(NamedTuple):
     """What is known of the state of the machine near a span."""
 

@@ -15,7 +15,7 @@ from gpu_timed import reading
 from gpu_timed.errors import DeviceFault
 from gpu_timed.ledger import Ledger
 from gpu_timed.peaks import PeakBook
-from gpu_timed.ports import Clock, Mark, Place, Sighting, Verdict, VitalsSource, WarmthSource
+from gpu_timed.ports import Clock, Mark, Place, SecondLook, Sighting, Verdict, VitalsSource, WarmthSource
 from gpu_timed.record import NOT_SET, Missing, Record
 from gpu_timed.span import FAULT, NEW_SHAPE, Span
 
@@ -33,6 +33,7 @@ class Reader:
         peaks: PeakBook | None = None,
     ) -> None:
         self.warmth = warmth
+        self.second_look: SecondLook | None = None
         self.vitals = vitals
         self.peaks = peaks
         self._ledger = ledger
@@ -91,7 +92,7 @@ class Reader:
         """Return what is known of *span* as its call returns: no device time yet."""
         without = copy.copy(span)
         without.segments = [segment._replace(end=_PENDING) for segment in span.segments]
-        return self._read(without, span.host.now_ns())
+        return self._read(without, span.host.now_ns(), final=False)
 
     def calm_for(self, span: Span, stack: contextlib.ExitStack, *, keep: bool = False) -> None:
         """Make this thread's questions harmless to captures, for the clocks that *span* has marks of."""
@@ -123,7 +124,7 @@ class Reader:
         self._ledger.count("unreadable")
         return reading.blank(span.site, time.time_ns(), FAULT)
 
-    def _read(self, span: Span, seen_ns: int) -> Record:
+    def _read(self, span: Span, seen_ns: int, *, final: bool = True) -> Record:
         near = None if self.vitals is None else self._near
         if self.warmth is None:
             return reading.read(span, seen_ns, near=near, peaks=self.peaks)
@@ -132,6 +133,10 @@ class Reader:
             span.note(span.input_doubt)
             if verdict.warmth == "warm" and span.input_doubt == NEW_SHAPE:
                 verdict = Verdict("unknown", NOT_SET, ())
+        if final and self.second_look is not None and self.second_look.watching:  # else on the calling thread
+            ended_ns = max(span.returned_ns, span.started_ns) + span.sync_ns
+            to_unix = span.host.to_unix
+            verdict = self.second_look.second_look(span.site, to_unix(span.started_ns), to_unix(ended_ns), verdict)
         return reading.read(span, seen_ns, verdict, near=near, peaks=self.peaks, mode_reason=self._lasting(span))
 
     def _near(self, device_uuid: str | None, start_ns: int, end_ns: int) -> Sighting:

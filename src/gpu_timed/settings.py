@@ -24,6 +24,10 @@ TARGETS_VARIABLE: Final = "GPU_TIMED_TARGETS"
 """What to time by name, which is read where that is done: by ``gpu-timed run``, or OpenTelemetry's instrumentation."""
 CACHE_VARIABLE: Final = "GPU_TIMED_CACHE_DIR"
 """Directory for what is measured once on a machine, which is read where that is needed: see :mod:`gpu_timed.peaks`."""
+PIN_CACHES_VARIABLE: Final = "GPU_TIMED_PIN_CACHES"
+"""Directory that caches of compiled code are pinned below, which is read by ``gpu-timed run``."""
+READ_ELSEWHERE: Final = (TARGETS_VARIABLE, CACHE_VARIABLE, PIN_CACHES_VARIABLE)
+"""Variables that are no process-wide setting."""
 
 _LARGEST: Final = 10_000_000
 _SHORTEST_INTERVAL_S: Final = 0.01
@@ -96,7 +100,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     """
     hints = get_type_hints(Settings)
     values: dict[str, Any] = {}
-    known = [*(f"GPU_TIMED_{field.name.upper()}" for field in fields(Settings)), TARGETS_VARIABLE, CACHE_VARIABLE]
+    known = [*(f"GPU_TIMED_{field.name.upper()}" for field in fields(Settings)), *READ_ELSEWHERE]
     for field in fields(Settings):
         variable = f"GPU_TIMED_{field.name.upper()}"
         text = environment.get(variable)

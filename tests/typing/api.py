@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import assert_type
 
 from gpu_timed import (
+    CacheReport,
     DevicePeaks,
     Diagnosis,
     Missing,
+    PinReport,
     Record,
     SelfTest,
     Work,
     WorkDone,
+    caches,
     carry,
     diagnose,
     extracted,
@@ -21,7 +25,9 @@ from gpu_timed import (
     gpu_timed,
     inject,
     measure_peaks,
+    pin_caches,
     run_selftest,
+    watch_cache,
 )
 from gpu_timed.propagation import ContextExecutor
 from gpu_timed.testing import FakeDevice, capture, use_device
@@ -92,6 +98,11 @@ assert_type(records[0].device_ns, int | Missing)
 assert_type(flush().complete, bool)
 assert_type(diagnose(send=True, endpoint="http://localhost:4318"), Diagnosis)
 assert_type(diagnose().exit_code, int)
+assert_type(caches(), CacheReport)
+assert_type(caches().caches[0].path, str | None)
+assert_type(pin_caches(Path(), override=True, strict=True), PinReport)
+assert_type(pin_caches("caches").variables, dict[str, str])
+assert_type(watch_cache("target/environment", name="burn"), Callable[[], None])
 assert_type(run_selftest(quick=True, seconds=10), SelfTest)
 assert_type(run_selftest().exit_code, int)
 assert_type(carry(bare)(1, y="a"), float)

@@ -76,6 +76,32 @@ def doctor(
 
 
 @app.command()
+def caches(
+    *,
+    json: Annotated[bool, typer.Option("--json", help="Print everything that is known as JSON.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Exit with 1 where a cache in use moves with the current directory, or is not writable."
+        ),
+    ] = False,
+) -> None:
+    """Say where every cache of compiled code lies that a program started here would use, and what would make it cold.
+
+    Imports no runtime and touches no device. Exits with 0 but for --check; 2 is an option that cannot be used.
+    """
+    from gpu_timed.cli import caches as room  # noqa: PLC0415 - only for this command
+    from gpu_timed.compile_caches import caches as find  # noqa: PLC0415
+
+    found = find()
+    if json:
+        typer.echo(found.to_json())
+    else:
+        room.show(Console(), found)
+    raise typer.Exit(found.exit_code if check else 0)
+
+
+@app.command()
 def selftest(
     *,
     json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON.")] = False,
@@ -126,13 +152,22 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File for the spans, as OTLP JSON lines.")] = None,
     service_name: Annotated[str | None, typer.Option(help="service.name of the spans.")] = None,
+    pin_caches: Annotated[
+        str | None,
+        typer.Option(help="Directory that all caches of compiled code are put below; else GPU_TIMED_PIN_CACHES."),
+    ] = None,
 ) -> None:
     """Run a Python program with functions of it timed by name, and no change to its code."""
     from gpu_timed.cli import run as room  # noqa: PLC0415 - brings the engine
 
     try:
         prepared = room.prepare(
-            command or (), targets=target or (), exporter=exporter, out=out, service_name=service_name
+            command or (),
+            targets=target or (),
+            exporter=exporter,
+            out=out,
+            service_name=service_name,
+            pin=pin_caches,
         )
     except GpuTimedError as error:
         _refuse(Console(stderr=True), error)

@@ -15,9 +15,10 @@ from typing import Final
 from gpu_timed import current
 from gpu_timed.cli import command as words
 from gpu_timed.cli import program
+from gpu_timed.compile_caches import pin_caches
 from gpu_timed.delivery import LOSSES
 from gpu_timed.errors import ConfigurationError, unknown_value
-from gpu_timed.settings import TARGETS_VARIABLE
+from gpu_timed.settings import PIN_CACHES_VARIABLE, TARGETS_VARIABLE
 from gpu_timed.targets import AppliedTargets, apply_targets
 
 _EXPORTERS: Final = ("console", "jsonl", "none", "otlp")
@@ -48,9 +49,15 @@ def _end(number: int, _: object) -> None:
 
 
 def prepare(
-    command: Sequence[str], *, targets: Sequence[str], exporter: str | None, out: Path | None, service_name: str | None
+    command: Sequence[str],
+    *,
+    targets: Sequence[str],
+    exporter: str | None,
+    out: Path | None,
+    service_name: str | None,
+    pin: str | None = None,
 ) -> Prepared:
-    """Apply the targets and have an exporter ready.
+    """Pin the caches, apply the targets and have an exporter ready.
 
     Raises:
         ConfigurationError: The command, a target or an option cannot be used.
@@ -64,6 +71,9 @@ def prepare(
         )
     named = [text for text in (os.environ.get(TARGETS_VARIABLE, ""), *targets) if text.strip()]
     current.settings()  # a GPU_TIMED_* variable that cannot be used is told now, and not by the program
+    directory = pin if pin is not None else os.environ.get(PIN_CACHES_VARIABLE, "")
+    if pin is not None or directory.strip():
+        pin_caches(directory)
     if asked is not None:
         current.stand_by_exporter(asked, service_name=service_name, path=out, endpoint=None)
     applied = apply_targets(named, script=True)

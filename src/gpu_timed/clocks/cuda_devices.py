@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,6 +71,18 @@ def driver_cuda(library: Any) -> tuple[int, int] | None:
     if library is None or library.cuDriverGetVersion(ctypes.byref(version)) != driver.SUCCESS or not version.value:
         return None
     return version.value // 1000, version.value % 1000 // 10
+
+
+def initialised() -> bool:
+    """Return whether this process has initialised the driver, without doing so, and without loading it anew."""
+    if sys.platform.startswith("linux"):
+        try:  # a library that nobody has loaded is initialised by nobody
+            ctypes.CDLL("libcuda.so.1", mode=getattr(os, "RTLD_NOLOAD", 0) | os.RTLD_LAZY)
+        except OSError:
+            return False
+    library = load()
+    count = ctypes.c_int()
+    return library is not None and library.cuDeviceGetCount(ctypes.byref(count)) != _NOT_INITIALISED
 
 
 def driver_version(files: tuple[Path, ...] = _VERSION_FILES) -> str | None:

@@ -107,6 +107,14 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "thread_not_started": _Kind("warning", "times that no thread could be started", "raise the limit on threads"),
     "resolver_stuck": _Kind("warning", "times that gpu_timed's thread did not end in time", "see the log"),
     "logging_failed": _Kind("note", "warnings that the application's logging did not take"),
+    "cache_watch_skipped": _Kind(
+        "note", "times that a watched cache was not looked at, to spare the time: what was built then is not told"
+    ),
+    "cache_watch_incomplete": _Kind(
+        "note",
+        "times that a watched cache was too large to be looked at as a whole",
+        "name a directory below it to gpu_timed.watch_cache()",
+    ),
     "import_hook": _Kind(
         "warning", "reactions to an import that failed", "please report it, with the log's first line"
     ),

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gpu_timed.errors import ConfigurationError
 from gpu_timed.findings import Finding
-from gpu_timed.settings import CACHE_VARIABLE, TARGETS_VARIABLE, Settings, from_environment
+from gpu_timed.settings import READ_ELSEWHERE, Settings, from_environment
 
 PREFIX: Final = "GPU_TIMED_"
 _DEFAULTS: Final = Settings()
@@ -26,7 +26,7 @@ def findings(environment: Mapping[str, str], held: Settings | None) -> Iterator[
     for variable, name in known.items():
         yield _one(variable, name, environment, held)
     for variable, text in sorted(environment.items()):
-        if variable.startswith(PREFIX) and variable not in (*known, CACHE_VARIABLE, TARGETS_VARIABLE):
+        if variable.startswith(PREFIX) and variable not in known and variable not in READ_ELSEWHERE:
             # Without the prefix, which would make any two of them alike.
             names = {other.removeprefix(PREFIX): other for other in known}
             near = [names[name] for name in difflib.get_close_matches(variable.removeprefix(PREFIX), names, n=1)]
