@@ -118,8 +118,8 @@ def _read_segment(span: Span, segment: Segment, seen_ns: int) -> Device:
             gaps = "yes"
     # From the start mark on, which may have been reached before the user's code was entered.
     floor_ns = clock.floor_ns(place)  # after the place was asked for: with the first, the floor is measured
-    edges = 0  # of a clock whose marks are no pair on a stream
-    if clock.in_order:
+    edges = 0  # of a clock whose marks are no pair on a stream, or take no time
+    if clock.in_order and floor_ns != 0:
         edges = _EDGES_NS + (floor_ns if isinstance(floor_ns, int) else _USUAL_FLOOR_NS)
     longest_gap = 0 if gaps == "no" else max(0, exposed - waited) if isinstance(queue, int) else exposed
     return Device(
