@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import gpu_timed
 from gpu_timed.kernel_caches.known import KNOWN
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
@@ -65,6 +66,8 @@ def process(folder: Path, name: str, **variables: str) -> Any:
     here.mkdir()
     dropped = {entry.variable for entry in KNOWN} | {"TRITON_HOME", "XDG_CACHE_HOME"}
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
+    parts = [str(Path(gpu_timed.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    kept["PYTHONPATH"] = os.pathsep.join(str(Path(part).resolve()) for part in parts if part)  # it runs elsewhere
     own = {"TMPDIR": str(here), "HOME": str(here), "KERNELS": str(folder), "LATER": str(folder / "later" / name)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CODE],

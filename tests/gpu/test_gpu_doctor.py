@@ -38,7 +38,7 @@ def check_clock(told: dict[str, Any]) -> None:
     assert figures["clock"] == "cuda_event"
     assert 500 <= figures["floor_idle_ns"] <= 30_000
     assert 500 <= figures["floor_queued_ns"] <= 30_000
-    assert figures["floor_queued_ns"] <= figures["floor_idle_ns"]
+    assert figures["floor_queued_ns"] <= figures["floor_idle_ns"] + 500  # where the floor is high, both read it
     assert 0 < figures["resolution_ns"] <= 1_000
     assert 0 < figures["uncertainty_ns"] < 50_000
     assert 0 < figures["latency_ns"] < 100_000

@@ -41,6 +41,7 @@ class TorchPeaks:
 
     def product_ns(self, dtype: str, size: int) -> Callable[[], float]:
         """Prepare a product of random matrices."""
+        torch.cuda.empty_cache()  # else cuBLAS takes its workspace, for good, out of what a large copy left behind
         held = getattr(torch, next(held for name, held, _ in _DTYPES if name == dtype))
         if dtype == "int8":
             a, b = (torch.randint(-64, 64, (size, size), device="cuda", dtype=held) for _ in range(2))
