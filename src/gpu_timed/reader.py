@@ -132,7 +132,7 @@ class Reader:
         if span.input_doubt and any(segment.place is not None for segment in span.segments):
             span.note(span.input_doubt)
             if verdict.warmth == "warm" and span.input_doubt == NEW_SHAPE:
-                verdict = Verdict("unknown", NOT_SET, ())
+                verdict = Verdict("unknown", NOT_SET, (), concurrent=verdict.concurrent)
         if final and self.second_look is not None and self.second_look.watching:  # else on the calling thread
             ended_ns = max(span.returned_ns, span.started_ns) + span.sync_ns
             to_unix = span.host.to_unix
