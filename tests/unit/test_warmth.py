@@ -393,6 +393,72 @@ def test_numba_on_the_cpu_is_built_loaded_and_hot(tmp_path: Path) -> None:
         assert calls[2][3][0][:2] == ["numba", "h compiled" if tier == "built" else "h from the disk cache"]
 
 
+@pytest.mark.timeout(240)
+def test_what_numba_compiled_where_it_was_defined_is_no_cause_of_a_call(tmp_path: Path) -> None:
+    """Signatures given to the decorator, compiled or from the cache: calls are hot, but for a type that is not among them.
+
+    A ``@vectorize`` without signatures compiles in its calls, and finds what it compiled before on disk.
+    """
+    pytest.importorskip("numba")
+    (tmp_path / "held.py").write_text(
+        "import numba\n"
+        "@numba.njit('int64(int64)', cache=True)\ndef eager(a): return a + 1\n"
+        "@numba.njit(cache=True)\ndef inner(a): return a + 1\n"
+        "@numba.vectorize(cache=True)\ndef ufunc(a): return inner(a) * 2\n"
+    )
+    body = f"""
+        sys.path.insert(0, {str(tmp_path)!r})
+        import numpy as np
+        import held
+        f = gpu_timed(held.eager, name="f", sync="deferred")
+        with capture() as records: f(1), f(2), f(2)
+        show(records)
+        u = gpu_timed(lambda x: held.ufunc(x), name="u", sync="deferred")
+        with capture() as records:
+            for kind in ("i8", "i8", "f4", "f4"): u(np.ones(3, kind))
+        show(records)
+    """
+    for tier in ("built", "loaded"):
+        eager, ufunc = run(body, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+        assert [call[:2] for call in eager] == [["unknown", "Missing('not_set')"], ["warm", "hot"], ["warm", "hot"]]
+        assert [call[1] for call in ufunc] == [tier, "hot", tier, "hot"], ufunc
+        said = "ufunc compiled" if tier == "built" else "ufunc from the disk cache"
+        assert ["numba vectorize", said] in [cause[:2] for cause in ufunc[0][3]]
+
+
+def make_believe_driver(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put a stand-in for Numba's driver module in its place, with the class whose method loads modules."""
+
+    class Context:
+        def create_module_image(self, image: str, setup: Any = None, teardown: Any = None) -> str:
+            if image == "bad":
+                raise RuntimeError("bad image")
+            return f"module of {image}"
+
+    made = type(sys)("numba.cuda.cudadrv.driver")
+    made.Context = Context  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "numba.cuda.cudadrv.driver", made)
+    return Context
+
+
+def test_a_module_that_numba_loads_is_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a first launch that only loads: initialised; an error is the caller's, and nothing was loaded."""
+    context = make_believe_driver(monkeypatch)
+    plain = context.create_module_image
+    current.tracer()
+    began = current._state.ring.generation
+    assert context().create_module_image("a", teardown=1) == "module of a"
+    with pytest.raises(RuntimeError, match="bad image"):
+        context().create_module_image("bad")
+    found = between(current._state.ring, began)
+    assert [(c.probe, c.what, c.tier) for c in found.causes] == [
+        ("numba cuda load", "a module loaded on the device", "initialised")
+    ]
+    assert isinstance(found.compile_ns, int)
+    current.reset()
+    assert context.create_module_image is plain
+
+
 def test_jax_is_built_and_hot() -> None:
     """XLA's compiles are seen through JAX's own monitoring."""
     pytest.importorskip("jax")
