@@ -286,6 +286,47 @@ def test_a_probe_that_fails_never_reaches_the_compiler() -> None:
     assert current.ledger().snapshot()["probe_torch.compile"] >= 1
 
 
+def test_a_call_in_which_the_device_was_set_up_is_cold(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever runtime did it; where torch's own probe says so, it is told once; no device is no cause."""
+
+    @gpu_timed(name="f", sync="deferred")
+    def f(does: Any) -> None:
+        does()
+
+    def torchs_own() -> None:
+        current._state.ring.emit("cuda init", "CUDA initialised by torch", "initialised", 7)
+        device.appear()
+
+    def built() -> None:
+        emit("compiled", "built", 9)
+        device.appear()
+
+    with capture() as records:
+        for reason in ("not_initialised", "no_device"):
+            device.disappear(reason)
+            f(device.appear)
+        device.disappear()
+        f(lambda: None), f(torchs_own)
+        device.disappear()
+        f(built), f(lambda: None)
+    told = [(record.warmth, record.tier, [cause.what for cause in record.causes]) for record in records]
+    assert told == [
+        ("cold", "initialised", ["device set up"]),
+        ("warm", "hot", []),
+        ("warm", "hot", []),
+        ("cold", "initialised", ["CUDA initialised by torch"]),
+        ("cold", "built", ["device set up", "compiled"]),
+        ("warm", "hot", []),
+    ]
+    assert records[0].compile_ns == NOT_SET
+    assert records[4].compile_ns == 9
+    monkeypatch.setattr(device, "name", "cuda_event")
+    with capture() as records:
+        device.disappear()
+        f(device.appear)
+    assert [cause.what for cause in records[0].causes] == ["CUDA context created"]
+
+
 SCRIPT = """
     import json, sys
     from gpu_timed import gpu_timed
