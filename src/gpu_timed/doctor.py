@@ -21,6 +21,7 @@ from gpu_timed.kernel_caches import looking
 from gpu_timed.kernel_caches.places import surroundings
 from gpu_timed.settings import Settings
 from gpu_timed.vitals import glance
+from gpu_timed.warmth import cuda_modules
 
 _SECTION_S: Final = 30.0
 """Seconds a section may take: making a context on a machine with many GPUs takes several."""
@@ -103,6 +104,11 @@ def hooks() -> Iterator[Finding]:
             yield Finding(name, "ok", f"{name}: attached")
         elif said == "waiting":
             yield Finding(name, "ok", f"{name}: waits until its runtime is imported")
+        elif said == cuda_modules.OFF:
+            yield Finding(name, "ok", f"{name}: off; module_loads=True (GPU_TIMED_MODULE_LOADS=1) tells what is loaded")
+        elif said.startswith(cuda_modules.REFUSED):
+            why = said.removeprefix(cuda_modules.REFUSED)
+            yield Finding(name, "warning", f"{name}: CUDA modules that are loaded in a call are not told: {why}")
         else:
             yield Finding(name, "warning", f"{name}: {said}: calls in which nothing was seen are unknown, not warm")
 

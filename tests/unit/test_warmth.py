@@ -436,7 +436,7 @@ def test_numba_on_the_cpu_is_built_loaded_and_hot(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(240)
 def test_what_numba_compiled_where_it_was_defined_is_no_cause_of_a_call(tmp_path: Path) -> None:
-    """Signatures given to the decorator, compiled or from the cache: calls are hot, but for a type that is not among them.
+    """Signatures given to the decorator, compiled or from the cache: a first call nobody can explain, then hot ones.
 
     A ``@vectorize`` without signatures compiles in its calls, and finds what it compiled before on disk.
     """
