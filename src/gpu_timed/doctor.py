@@ -22,6 +22,7 @@ from gpu_timed.kernel_caches.places import surroundings
 from gpu_timed.settings import Settings
 from gpu_timed.vitals import glance
 from gpu_timed.warmth import cuda_modules
+from gpu_timed.warmth.probes import NOT_NEEDED
 
 _SECTION_S: Final = 30.0
 """Seconds a section may take: making a context on a machine with many GPUs takes several."""
@@ -109,6 +110,8 @@ def hooks() -> Iterator[Finding]:
         elif said.startswith(cuda_modules.REFUSED):
             why = said.removeprefix(cuda_modules.REFUSED)
             yield Finding(name, "warning", f"{name}: CUDA modules that are loaded in a call are not told: {why}")
+        elif name in NOT_NEEDED:
+            yield Finding(name, "note", f"{name}: {said}: what it would see is not told")
         else:
             yield Finding(name, "warning", f"{name}: {said}: calls in which nothing was seen are unknown, not warm")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -255,6 +256,7 @@ def test_a_forked_child_leaves_the_parents_subscription_alone(
         child = os.fork()
         if child == 0:
             code = 1
+            signal.alarm(10)  # rather than for ever, where it waits for the parent's lock
             try:
                 probes.close()
                 code = 0 if "unsubscribe" not in cupti.calls else 2

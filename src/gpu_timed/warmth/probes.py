@@ -40,6 +40,8 @@ PROBES: Final = (
     *cupy_compiler.PROBES,
     *jax_compiler.PROBES,
 )
+NOT_NEEDED: Final = frozenset(probe.name for probe in PROBES if not probe.needed)
+"""Names of the probes without which a call may be called warm all the same."""
 
 
 class Probes:
