@@ -1,4 +1,4 @@
-"""What the probes leave alone: imports, forked children, metrics of warm calls; and that the doctor shows all of them."""
+"""What the probes leave alone: imports, forked children, counts of others; and that the doctor shows all of them."""
 
 from __future__ import annotations
 
