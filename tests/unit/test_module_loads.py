@@ -32,7 +32,7 @@ def cupti(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCupti]:
     current.reset()
     made = FakeCupti()
     for page in (cupti_activity, cupti_callbacks):
-        monkeypatch.setattr(page, "load", lambda: made)
+        monkeypatch.setattr(page, "load", lambda *_: made)
     for name in RUNTIMES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield made
@@ -171,7 +171,7 @@ def test_another_profiler_and_a_missing_extra_are_said(cupti: FakeCupti, monkeyp
     cupti.holders.clear()
 
     def again(error: Exception) -> str:
-        def refuse() -> Any:
+        def refuse(*_: str) -> Any:
             raise error
 
         monkeypatch.setattr(cupti_callbacks, "load", refuse)
@@ -181,8 +181,8 @@ def test_another_profiler_and_a_missing_extra_are_said(cupti: FakeCupti, monkeyp
         arrive(monkeypatch, "cupy")
         return state()
 
-    missing = again(MissingExtraError("Recording kernels needs it: pip install 'gpu-timed[cupti]'"))
-    assert missing.endswith("pip install 'gpu-timed[cupti]'")
+    missing = again(MissingExtraError("it needs:\n  pip install 'gpu-timed[cupti]'"))
+    assert missing == "refused: it needs: pip install 'gpu-timed[cupti]'"
     assert "probe_attach" not in current.ledger().snapshot()
     assert again(ZeroDivisionError("odd")) == "refused: ZeroDivisionError: odd"
     assert current.ledger().snapshot()["probe_attach"] == 1
@@ -266,3 +266,10 @@ def test_a_forked_child_leaves_the_parents_subscription_alone(
     assert state() == "attached"
     cupti.load_module()
     assert current._state.ring.generation >= 1
+
+
+def test_without_cupti_python_the_doctor_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for and not installed: said, with the command, and nothing else changes."""
+    monkeypatch.setattr(cupti_activity.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match=r"(?s)what CUDA loads.*gpu-timed\[cupti\]"):
+        ModuleLoads(lambda: None)

@@ -241,15 +241,15 @@ class KernelRecords:
                 self._fault(f"{type(error).__name__}: {error}")
 
 
-def load() -> Any:
-    """Return the module ``cupti.cupti``.
+def load(wanted: str = "Recording kernels") -> Any:
+    """Return the module ``cupti.cupti``, which is *wanted* for something that a message names.
 
     Raises:
         MissingExtraError: cupti-python, or NumPy that it needs, is not installed.
         RecordsUnavailable: It cannot be loaded here.
     """
     if importlib.util.find_spec("cupti") is None or importlib.util.find_spec("numpy") is None:
-        raise missing_extra("Recording kernels", "cupti-python", "cupti")
+        raise missing_extra(wanted, "cupti-python", "cupti")
     _preload()
     try:
         cupti = importlib.import_module("cupti.cupti")

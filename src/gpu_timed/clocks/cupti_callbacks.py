@@ -42,7 +42,7 @@ class ModuleLoads:
         self._loaded = loaded
         self._process = os.getpid()
         self._subscriber: int | None = None
-        self._cupti = cupti = load()
+        self._cupti = cupti = load("Telling what CUDA loads")
         self._callback = self._called  # held: CUPTI keeps no reference that counts
         try:
             wanted = int(cupti.CallbackDomain.RESOURCE), int(cupti.CallbackIdResource.MODULE_LOADED)
