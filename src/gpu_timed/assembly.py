@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from gpu_timed import _version, peaks
 from gpu_timed.callables.counting import Counter
 from gpu_timed.clocks import cuda_devices
+from gpu_timed.clocks.cupti_callbacks import ModuleLoads
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.clocks.locators import Locators
 from gpu_timed.context.gate import Gate
 from gpu_timed.diagnosis.versions import installed_version
 from gpu_timed.export.metrics import MetricsSink
 from gpu_timed.export.otel import OtelSink
+from gpu_timed.imports import ImportWatch
 from gpu_timed.ledger import Ledger
 from gpu_timed.ports import WarmthSource
 from gpu_timed.resolver import Resolver
@@ -20,6 +23,8 @@ from gpu_timed.settings import Settings
 from gpu_timed.sites import Sites
 from gpu_timed.tracer import Tracer
 from gpu_timed.vitals.sampler import Sampler
+from gpu_timed.warmth.probes import Probes
+from gpu_timed.warmth.ring import Ring
 
 
 def assemble(settings: Settings, ledger: Ledger, warmth: WarmthSource | None, sites: Sites) -> Tracer:
@@ -45,6 +50,15 @@ def assemble(settings: Settings, ledger: Ledger, warmth: WarmthSource | None, si
     )
 
 
+def assemble_probes(settings: Settings, ring: Ring, imports: ImportWatch, ledger: Ledger) -> Probes:
+    """Return the probes of this process, waiting for their runtimes, which tell *ring*."""
+    return Probes(ring, imports, ledger.fault, _tell_of_modules if settings.module_loads else None)
+
+
 def peak_book() -> peaks.PeakBook:
     """Return the peaks of this machine's devices; nothing is read before a record needs it."""
     return peaks.PeakBook(peaks.directory, cuda_devices.driver_version, functools.partial(installed_version, "torch"))
+
+
+def _tell_of_modules(loaded: Callable[[], None]) -> Callable[[], None]:
+    return ModuleLoads(loaded).end

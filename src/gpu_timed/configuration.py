@@ -23,6 +23,7 @@ def configure(
     late: LatePolicy | None = None,
     device_spans: bool | None = None,
     warmth: bool | None = None,
+    module_loads: bool | None = None,
     vitals: bool | None = None,
     vitals_interval_s: float | None = None,
     max_pending: int | None = None,
@@ -53,6 +54,9 @@ def configure(
         device_spans: Whether a second span shows the device's work.
         warmth: Whether compilers and caches are watched, to tell cold calls from warm ones. Set it before the
             first recorded call.
+        module_loads: Whether CUDA modules that are loaded in a call are told among its causes: what an eager first
+            call waits for. Set it before the first recorded call. Needs the extra ``cupti``, and CUPTI for itself: no
+            Nsight, and no ``torch.profiler`` of CUDA, beside it. ``diagnose()`` says whether it works.
         vitals: Whether the machine's state (clocks, throttling, power, load) is read in the background, and put
             on spans. Set it before the first recorded call. The GPU's part needs the extra ``nvml``.
         vitals_interval_s: Seconds between two such readings; 0 switches them off.
@@ -82,6 +86,7 @@ def configure(
         "late": late,
         "device_spans": device_spans,
         "warmth": warmth,
+        "module_loads": module_loads,
         "vitals": vitals,
         "vitals_interval_s": vitals_interval_s,
         "max_pending": max_pending,

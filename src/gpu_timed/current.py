@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from gpu_timed.assembly import assemble
+from gpu_timed.assembly import assemble, assemble_probes
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.delivery import Deliveries, FlushResult
 from gpu_timed.diagnosis.process import Process
@@ -49,11 +49,9 @@ class _State:
         self.tracer: Tracer | None = None
         self.sites = Sites()
         self.traced: set[str] = set()
-        self.fork_hook = False
-        self.installed = False
+        self.fork_hook = self.installed = self.ended = False
         self.standby: Any = None
         self.deliveries = Deliveries()
-        self.ended = False
 
 
 def settings() -> Settings:
@@ -72,8 +70,7 @@ def set_settings(**values: Any) -> None:
     with _state.lock:
         _state.settings = settings().with_values(**values)
         if _state.tracer is not None:
-            _state.tracer.settings = _state.settings
-            _state.tracer.resolver.settings = _state.settings
+            _state.tracer.settings = _state.tracer.resolver.settings = _state.settings
             _state.tracer.otel.device_spans = _state.settings.device_spans
 
 
@@ -123,6 +120,11 @@ def probes() -> Mapping[str, str]:
     return {} if _state.probes is None else dict(_state.probes.state)
 
 
+def without_module_loads() -> contextlib.AbstractContextManager[None]:
+    """Leave CUPTI, which has one user in a process, to others for the length of a block."""
+    return contextlib.nullcontext() if _state.probes is None else _state.probes.without_modules()
+
+
 def directories() -> DirectoryProbe:
     """Return what watches caches that are directories in this process."""
     return _state.directories
@@ -162,8 +164,7 @@ def process_state() -> Process:
 def floors() -> Mapping[int, int]:
     """Return what an empty pair of marks reads at the least (ns), by device, where that is known; asks no device."""
     known = None if _state.tracer is None else getattr(_state.tracer.locator, "floors", None)
-    found: Mapping[int, int] = {} if known is None else known()
-    return found
+    return {} if known is None else dict(known())
 
 
 def held_settings() -> Settings | None:
@@ -210,8 +211,7 @@ def shutdown(timeout_s: float = 10.0) -> FlushResult:
     answered = _flush_provider(deadline)
     if _state.installed:
         answered = handover.shut_down(_left(deadline), _state.ledger) and answered
-    if _state.ended:  # the provider we made is shut down: nothing gets any further
-        answered = False
+    answered = answered and not _state.ended  # the provider we made is shut down: nothing gets any further
     _state.ended = _state.installed
     return _state.deliveries.tell(_state.ledger, pending=pending, answered=answered, in_all=True)
 
@@ -242,8 +242,8 @@ def install_exporter(exporter: str, **options: Any) -> None:
 def stand_by_exporter(exporter: str, **options: Any) -> None:
     """Have a provider for *exporter* ready, to be the global one if there is none when the first span is started.
 
-    That is a call of ours, or a span of anybody's. A provider that the application sets before that is used as it
-    is, as ever. The options and errors as in :class:`gpu_timed.export.provider.StandBy`.
+    A call of ours, or a span of anybody's. One that the application sets before that is used as it is. The options and
+    errors as in :class:`gpu_timed.export.provider.StandBy`.
     """
     with _state.lock:
         from gpu_timed.export import provider  # noqa: PLC0415 - brings the SDK, which decorating must not
@@ -290,8 +290,7 @@ def reset() -> None:
         _state.settings = None
         _state.ledger = Ledger()
         _state.sites.forget()
-        _state.traced = set()
-        _state.targets = []
+        _state.traced, _state.targets = set(), []
         _state.imports.close()
         if _state.probes is not None:
             _state.probes.close()
@@ -312,7 +311,7 @@ def _make() -> Tracer:
             return _state.tracer
         held = settings()
         if held.warmth and _state.probes is None:
-            _state.probes = Probes(_state.ring, _state.imports, _state.ledger.fault)
+            _state.probes = assemble_probes(held, _state.ring, _state.imports, _state.ledger)
         made = assemble(held, _state.ledger, _state.ring if held.warmth else None, _state.sites)
         # The last to register runs first at exit: ours must run before that of the provider, which
         # registers when the application makes it.
@@ -386,6 +385,8 @@ def _after_fork() -> None:
     _state.lock = threading.RLock()
     _state.ledger.restart()
     _state.ring.restart()
+    if _state.probes is not None:
+        _state.probes.restart()
     _state.directories.restart()
     _state.flusher = handover.Flusher()
     _state.endings.after_fork()
@@ -393,8 +394,7 @@ def _after_fork() -> None:
     _state.deliveries.forget()
     _state.sites.forget_calls()
     if old is not None:
-        old.dead = True
-        old.resolver.dead = True
+        old.dead = old.resolver.dead = True
 
 
 _state: Final = _State()  # last: it holds functions of this page

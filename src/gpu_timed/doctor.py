@@ -21,6 +21,8 @@ from gpu_timed.kernel_caches import looking
 from gpu_timed.kernel_caches.places import surroundings
 from gpu_timed.settings import Settings
 from gpu_timed.vitals import glance
+from gpu_timed.warmth import cuda_modules
+from gpu_timed.warmth.probes import NOT_NEEDED
 
 _SECTION_S: Final = 30.0
 """Seconds a section may take: making a context on a machine with many GPUs takes several."""
@@ -103,6 +105,13 @@ def hooks() -> Iterator[Finding]:
             yield Finding(name, "ok", f"{name}: attached")
         elif said == "waiting":
             yield Finding(name, "ok", f"{name}: waits until its runtime is imported")
+        elif said == cuda_modules.OFF:
+            yield Finding(name, "ok", f"{name}: off; module_loads=True (GPU_TIMED_MODULE_LOADS=1) tells what is loaded")
+        elif said.startswith(cuda_modules.REFUSED):
+            why = said.removeprefix(cuda_modules.REFUSED)
+            yield Finding(name, "warning", f"{name}: CUDA modules that are loaded in a call are not told: {why}")
+        elif name in NOT_NEEDED:
+            yield Finding(name, "note", f"{name}: {said}: what it would see is not told")
         else:
             yield Finding(name, "warning", f"{name}: {said}: calls in which nothing was seen are unknown, not warm")
 

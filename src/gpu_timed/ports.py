@@ -172,6 +172,8 @@ class Verdict(NamedTuple):
     tier: Tier | Missing
     causes: tuple[Cause, ...]
     compile_ns: Measured = NOT_SET
+    concurrent: tuple[Cause, ...] = ()
+    """What happened meanwhile on other threads of Python, and counts for nothing here."""
 
 
 class Interval(NamedTuple):

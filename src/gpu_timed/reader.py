@@ -16,10 +16,12 @@ from gpu_timed.errors import DeviceFault
 from gpu_timed.ledger import Ledger
 from gpu_timed.peaks import PeakBook
 from gpu_timed.ports import Clock, Mark, Place, SecondLook, Sighting, Verdict, VitalsSource, WarmthSource
-from gpu_timed.record import NOT_SET, Missing, Record
+from gpu_timed.record import NOT_SET, Cause, Missing, Record
 from gpu_timed.span import FAULT, NEW_SHAPE, Span
 
 _PENDING = Missing("pending")
+_TORCHS_OWN = "cuda init"
+"""The probe that sees torch set the device up, and says how long that took."""
 
 
 class Reader:
@@ -129,10 +131,12 @@ class Reader:
         if self.warmth is None:
             return reading.read(span, seen_ns, near=near, peaks=self.peaks)
         verdict = self.warmth.verdict(span.cold, first_call=span.index == 0)
+        if span.set_up:
+            verdict = _with_device(verdict, span.set_up)
         if span.input_doubt and any(segment.place is not None for segment in span.segments):
             span.note(span.input_doubt)
             if verdict.warmth == "warm" and span.input_doubt == NEW_SHAPE:
-                verdict = Verdict("unknown", NOT_SET, ())
+                verdict = Verdict("unknown", NOT_SET, (), concurrent=verdict.concurrent)
         if final and self.second_look is not None and self.second_look.watching:  # else on the calling thread
             ended_ns = max(span.returned_ns, span.started_ns) + span.sync_ns
             to_unix = span.host.to_unix
@@ -169,3 +173,14 @@ class Reader:
                 place.clock.release(mark)
             except Exception as error:  # noqa: BLE001 - one mark less in the pool
                 self._ledger.fault("release", error)
+
+
+def _with_device(verdict: Verdict, clock: str) -> Verdict:
+    """Return *verdict* of a call in which the device of *clock* was set up, by whatever runtime."""
+    if any(cause.probe == _TORCHS_OWN for cause in verdict.causes):
+        return verdict
+    what = "CUDA context created" if clock == "cuda_event" else "device set up"
+    causes = (Cause("device", what, "initialised"), *verdict.causes)
+    if verdict.warmth == "cold":
+        return verdict._replace(causes=causes)
+    return Verdict("cold", "initialised", causes, concurrent=verdict.concurrent)

@@ -107,6 +107,7 @@ def read(
         tier=verdict.tier,
         causes=verdict.causes,
         compile_ns=verdict.compile_ns,
+        concurrent=verdict.concurrent,
         first_call=span.index == 0,
         call_index=span.index,
         mode=span.site.mode or NOT_SET,

@@ -259,6 +259,9 @@ class Record:
     """What made it cold."""
     compile_ns: Measured = NOT_SET
     """Host time in compiling, tuning and loading; overlapping causes counted once."""
+    concurrent: tuple[Cause, ...] = ()
+    """What ended on other threads of Python while the call ran: it makes this call no colder, but may have held a lock
+    or a CPU that the call waited for. The eight costliest, in the order in which they ended."""
     first_call: bool
     """Whether this was the first call of its site in this process."""
     call_index: int

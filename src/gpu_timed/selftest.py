@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from typing import Any, Final
 
+from gpu_timed import current
 from gpu_timed._version import VERSION
 from gpu_timed.clocks import cuda_devices, cuda_driver, cupti_activity
 from gpu_timed.clocks.cuda_places import CudaPlaces
@@ -262,7 +263,10 @@ def _cupti_rows(
     if not why_not:
         try:
             records = cupti_activity.KernelRecords()
-            yield from reference.rows(rig, session, records, stamped=stamped, instrument=instrument, until_s=until_s)
+            with current.without_module_loads():
+                yield from reference.rows(
+                    rig, session, records, stamped=stamped, instrument=instrument, until_s=until_s
+                )
         except GpuTimedError as error:
             why_not = str(error)
     if why_not:

@@ -49,6 +49,9 @@ class Settings:
     """Whether a second span shows the device's work; its numbers stand on the host span either way."""
     warmth: bool = True
     """Whether compilers and caches are watched, to tell cold calls from warm ones."""
+    module_loads: bool = False
+    """Whether CUDA modules that are loaded in a call are told among its causes. Needs the extra ``cupti``, and CUPTI
+    for itself: no Nsight, and no ``torch.profiler`` of CUDA, beside it."""
     vitals: bool = True
     """Whether the machine's state (clocks, throttling, power, load) is read in the background, and put on spans."""
     vitals_interval_s: float = 1.0
@@ -66,7 +69,7 @@ class Settings:
         if self.sync is not None:
             check_sync(self.sync)
         check_late(self.late)
-        for name in ("disabled", "device_spans", "warmth", "vitals"):
+        for name in ("disabled", "device_spans", "warmth", "module_loads", "vitals"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"{name} must be True or False, not {getattr(self, name)!r}.")
         for name, kind, kind_name in (

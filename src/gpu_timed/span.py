@@ -86,6 +86,8 @@ class Span(RecordingSpan):
     #: Pieces in which something was compiled, tuned, loaded or initialised somewhere in the process.
     cold: tuple[Interval, ...] = ()
     _generation: int = 0
+    #: Name of the clock of a device that nobody had set up when a segment began, and somebody had when it ended.
+    set_up: str = ""
     #: Why nobody can say whether its inputs made a library tune itself: a quality note, or nothing.
     input_doubt: str = ""
     awaited: bool = False
@@ -242,6 +244,10 @@ class Span(RecordingSpan):
             except ValueError:
                 pass  # removed by a reset of the stream's table
             self._place = None
+        elif isinstance(start, Missing) and start.reason == "not_initialised":
+            here = self._locator.locate(self.launch)
+            if not isinstance(here, Missing):
+                self.set_up = here.clock.name
         if len(self.segments) < MOST_SEGMENTS:
             self.segments.append(
                 _segment((place, start, self._called_ns, self._entered_ns, end, returned_ns, marked_ns))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from warmth_table import show
 
 pytestmark = pytest.mark.gpu
 
@@ -52,16 +53,16 @@ ROWS: dict[str, Row] = {
         """
         import torch
         a, b = (torch.randn(512, 512, device="cuda", dtype=torch.float16) for _ in range(2))
-        step = torch.compile(lambda a, b: torch.relu(a @ b), mode="max-autotune-no-cudagraphs")
+        step = torch.compile(lambda a, b: torch.relu(a @ b), mode="max-autotune")
         f = gpu_timed(step, name="f", sync="deferred")
         with capture() as records:
             for _ in range(4): f(a, b)
         show(records)
         hot(f, a, b)
         """,
-        ("built", "hot", "hot", "hot"),
-        ("loaded", "hot", "hot", "hot"),
-        ("choices of a kernel benchmarked",),
+        ("built", "initialised", "hot", "hot"),
+        ("loaded", "initialised", "hot", "hot"),
+        ("choices of a kernel benchmarked", "cudagraph: recorded"),
     ),
     "reduce-overhead": Row(
         """
@@ -234,7 +235,9 @@ def test_each_call_is_as_cold_as_it_was(which: str, tmp_path: Path) -> None:
     row = ROWS[which]
     for state, expected in (("empty", row.empty), ("filled", row.filled)):
         calls, not_hot = process(row.body, tmp_path)
-        print(which, state, json.dumps(calls, indent=1))
+        seen, costs = [call["tier"] for call in calls], [(call["compile_ns"] or 0) / 1e6 for call in calls]
+        show(f"torch, {which}", state, expected, seen, costs)
+        print(json.dumps(calls, indent=1), file=sys.stderr)
         assert len(calls) == len(expected), (state, calls)
         for call, tiers in zip(calls, expected, strict=True):
             assert call["tier"] in tiers.split("|"), (state, calls)

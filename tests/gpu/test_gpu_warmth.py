@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warmth_table import show
 
 pytestmark = pytest.mark.gpu
 
@@ -85,6 +86,34 @@ WORKLOADS: dict[str, tuple[str, list[str], list[str]]] = {  # body, tiers with e
         ["built", "hot", "hot", "hot"],
         ["loaded", "hot", "hot", "hot"],
     ),
+    "numba cuda, signature given": (  # compiled where it is defined, and loaded there; from the cache, at the launch
+        """
+        import os
+        sys.path.insert(0, os.environ["KERNELS"])
+        from held_numba import eager, cuda
+        a = cuda.to_device(np.ones(1024, np.float32))
+        calls(lambda: eager[8, 128](a))
+        """,
+        ["unknown", "hot", "hot", "hot"],
+        ["initialised", "hot", "hot", "hot"],
+    ),
+    "numba cuda, context": (
+        """
+        from numba import cuda
+        a = np.ones(1024, np.float32)
+        calls(lambda: cuda.to_device(a))
+        """,
+        ["initialised", "hot", "hot", "hot"],
+        ["initialised", "hot", "hot", "hot"],
+    ),
+    "cupy, context": (
+        """
+        import cupy
+        calls(lambda: cupy.empty(1024))
+        """,
+        ["initialised", "hot", "hot", "hot"],
+        ["initialised", "hot", "hot", "hot"],
+    ),
     "cupy": (
         """
         import cupy
@@ -123,6 +152,11 @@ from numba import cuda
 def add(a):
     i = cuda.grid(1)
     if i < a.size: a[i] += 1
+
+@cuda.jit("void(float32[::1])", cache=True)
+def eager(a):
+    i = cuda.grid(1)
+    if i < a.size: a[i] += 2
 """
 
 
@@ -154,6 +188,10 @@ def test_the_tier_of_each_call(which: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-3000:]
         found: list[Any] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
         calls, not_hot = found
-        print(f"{which}, caches {state}:", [(tier, cost) for tier, _, cost in calls], calls[0][1][:3])
-        assert [tier for tier, _, _ in calls] == expected, calls
+        show(which, state, expected, [tier for tier, _, _ in calls], [cost for _, _, cost in calls])
+        print(calls[0][1][:3], file=sys.stderr)
+        assert len(calls) == len(expected)
+        assert all(tier in tiers.split("|") for (tier, _, _), tiers in zip(calls, expected, strict=True)), calls
         assert not_hot == []
+        if which.endswith("context"):
+            assert calls[0][1][0] == "device: CUDA context created"

@@ -138,6 +138,11 @@ class FakeCupti:
         self.other = ""
         self.clock: Callable[[], int] = time.time_ns
         self.pending: list[Buffer] = []
+        self.CallbackDomain = SimpleNamespace(RESOURCE=3)
+        self.CallbackIdResource = SimpleNamespace(MODULE_LOADED=6)
+        self.holders: list[str] = []
+        self._callback: Any = None
+        self._enabled: set[tuple[int, int]] = set()
         self.buffer_bytes = 0
 
     def _called(self, name: str) -> None:
@@ -146,18 +151,36 @@ class FakeCupti:
             raise self.refuse[name]
 
     def SubscriberParams(self) -> Any:  # noqa: N802 - as NVIDIA has it
-        return SimpleNamespace(ptr=1234, struct_size=0, subscriber_name=None, old_subscriber_name=self.other)
+        self._params = SimpleNamespace(ptr=1234, struct_size=0, subscriber_name=None, old_subscriber_name=self.other)
+        return self._params
 
     def subscribe(self, callback: Any, userdata: Any) -> int:
         raise AssertionError("the newer call is there")
 
     def subscribe_v2(self, callback: Any, userdata: Any, params: int) -> int:
         self._called("subscribe")
+        if self.holders:
+            self._params.old_subscriber_name = self.holders[0]
+            raise CuptiError(MULTIPLE_SUBSCRIBERS, "one is enough")
+        self.holders.append(self._params.subscriber_name)
+        self._callback, self._enabled = callback, set()
         return 77
 
     def unsubscribe(self, subscriber: int) -> None:
         assert subscriber == 77
+        self.holders.clear()
+        self._callback = None
         self._called("unsubscribe")
+
+    def enable_callback(self, enable: int, subscriber: int, domain: int, number: int) -> None:
+        assert (enable, subscriber) == (1, 77)
+        self._called("enable_callback")
+        self._enabled.add((domain, number))
+
+    def load_module(self) -> None:
+        """Do what a first launch does: who is told of modules is told of one, on this thread."""
+        if (3, 6) in self._enabled and self._callback is not None:
+            self._callback(None, 3, 6, object())
 
     def get_timestamp(self) -> int:
         return self.clock()

@@ -33,7 +33,7 @@ def between(ring: Ring, began: int, *, first_call: bool = False, thread: int = M
 
 def test_nothing_seen_is_warm_but_for_a_first_call() -> None:
     """A first call of a site is never warm: nobody has seen why it would be."""
-    assert between(Ring(), 0) == ("warm", "hot", (), 0)
+    assert between(Ring(), 0) == ("warm", "hot", (), 0, ())
     assert between(Ring(), 0, first_call=True)[:2] == ("unknown", NOT_SET)
 
 
@@ -88,6 +88,78 @@ def test_another_threads_compile_is_not_mine_and_a_workers_is_everybodys() -> No
     _thread.start_new_thread(native, ())  # Python's threading does not know it, as it does not know autograd's
     assert done.wait(5)
     assert [cause.what for cause in between(ring, 0).causes] == ["backward"]
+
+
+def elsewhere(emit: Any, *arguments: Any) -> None:
+    """Run *emit* on another thread of Python."""
+    thread = threading.Thread(target=emit, args=arguments)
+    thread.start()
+    thread.join()
+
+
+def test_what_other_threads_did_meanwhile_is_listed_whatever_this_one_was() -> None:
+    """Beside a warm, an unknown and a cold verdict; not what ended before or after, and not mine."""
+    ring = Ring()
+    elsewhere(ring.emit, "probe", "before", "built")
+    began = ring.generation
+    elsewhere(ring.emit, "probe", "theirs", "built", 5)
+    ended = ring.generation
+    elsewhere(ring.emit, "probe", "after", "built")
+    held = (Interval(began, ended, ME),)
+    for first_call, warmth in ((False, "warm"), (True, "unknown")):
+        found = ring.verdict(held, first_call=first_call)
+        assert (found.warmth, [cause.what for cause in found.concurrent]) == (warmth, ["theirs"])
+        assert found.causes == ()
+    began = ring.generation
+    ring.emit("probe", "mine", "loaded", 3)
+    elsewhere(ring.emit, "probe", "theirs", "built", 5)
+    found = between(ring, began)
+    assert (found.tier, found.compile_ns) == ("loaded", 3)
+    assert [[cause.what for cause in each] for each in (found.causes, found.concurrent)] == [["mine"], ["theirs"]]
+
+
+def test_of_many_concurrent_causes_the_costliest_are_listed() -> None:
+    """Eight, in the order in which they ended."""
+    ring = Ring()
+    for number in (5, 1, 9, 2, 8, 3, 7, 4, 6, 0):
+        elsewhere(ring.emit, "probe", str(number), "built", number)
+    assert [cause.what for cause in between(ring, 0).concurrent] == list("59283746")
+
+
+def test_equal_causes_are_one_with_their_number_and_the_time_of_all() -> None:
+    """Ten modules loaded in a call are no ten texts; what differs in its detail or tier stays apart."""
+    ring = Ring()
+    for detail in ("a", "a", "b", "a"):
+        ring.emit("probe", "loaded", "initialised", NOT_SET, detail)
+    ring.emit("probe", "loaded", "built", NOT_SET, "a")
+    told = [(cause.what, cause.detail, cause.duration_ns) for cause in between(ring, 0).causes]
+    assert told == [("loaded, 3 times", "a", NOT_SET), ("loaded", "b", NOT_SET), ("loaded", "a", NOT_SET)]
+    ring = Ring()
+    for lasted in (3, 4):
+        ring.emit("probe", "x", "built", lasted)
+        ring._events[-1] = ring._events[-1]._replace(ended_ns=1_000 * lasted)
+    assert [(cause.what, cause.duration_ns) for cause in between(ring, 0).causes] == [("x, 2 times", 7)]
+
+
+def test_telling_waits_for_nobody_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that tells may hold a lock that whoever holds the ring waits for; on one thread both may be the same."""
+    from gpu_timed.warmth import ring as page
+
+    monkeypatch.setattr(page, "_PATIENCE_S", 0.01)
+    ring = Ring()
+    raised: list[BaseException] = []
+
+    def tell() -> None:
+        try:
+            ring.emit("probe", "x", "built")
+        except TimeoutError as error:
+            raised.append(error)
+
+    with ring._lock:
+        elsewhere(tell)
+        ring.emit("probe", "on the same thread", "built")
+    assert len(raised) == 1
+    assert [cause.what for cause in between(ring, 0).causes] == ["on the same thread"]
 
 
 def test_many_events_are_bounded_and_said() -> None:
@@ -214,6 +286,47 @@ def test_a_probe_that_fails_never_reaches_the_compiler() -> None:
     assert current.ledger().snapshot()["probe_torch.compile"] >= 1
 
 
+def test_a_call_in_which_the_device_was_set_up_is_cold(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever runtime did it; where torch's own probe says so, it is told once; no device is no cause."""
+
+    @gpu_timed(name="f", sync="deferred")
+    def f(does: Any) -> None:
+        does()
+
+    def torchs_own() -> None:
+        current._state.ring.emit("cuda init", "CUDA initialised by torch", "initialised", 7)
+        device.appear()
+
+    def built() -> None:
+        emit("compiled", "built", 9)
+        device.appear()
+
+    with capture() as records:
+        for reason in ("not_initialised", "no_device"):
+            device.disappear(reason)
+            f(device.appear)
+        device.disappear()
+        f(lambda: None), f(torchs_own)
+        device.disappear()
+        f(built), f(lambda: None)
+    told = [(record.warmth, record.tier, [cause.what for cause in record.causes]) for record in records]
+    assert told == [
+        ("cold", "initialised", ["device set up"]),
+        ("warm", "hot", []),
+        ("warm", "hot", []),
+        ("cold", "initialised", ["CUDA initialised by torch"]),
+        ("cold", "built", ["device set up", "compiled"]),
+        ("warm", "hot", []),
+    ]
+    assert records[0].compile_ns == NOT_SET
+    assert records[4].compile_ns == 9
+    monkeypatch.setattr(device, "name", "cuda_event")
+    with capture() as records:
+        device.disappear()
+        f(device.appear)
+    assert [cause.what for cause in records[0].causes] == ["CUDA context created"]
+
+
 SCRIPT = """
     import json, sys
     from gpu_timed import gpu_timed
@@ -276,7 +389,7 @@ def test_inductor_is_built_then_loaded_in_a_second_process_and_hot_in_between(tm
 def test_a_compile_on_another_thread_and_a_failing_one(tmp_path: Path) -> None:
     """Another thread's compile leaves an open span warm; a compile that fails is cold and says so."""
     pytest.importorskip("torch")
-    calls, failing = run(
+    calls, concurrent, failing = run(
         """
         import threading, torch
         compiled = torch.compile(lambda x: x + 1, backend="eager")
@@ -288,6 +401,7 @@ def test_a_compile_on_another_thread_and_a_failing_one(tmp_path: Path) -> None:
             if again: go.set(); assert done.wait(60)
         with capture() as records: waits(False), waits(True)
         show(records)
+        print(json.dumps([[c.what for c in r.concurrent] for r in records]))
         def broken(gm, inputs): raise RuntimeError("no")
         g = gpu_timed(torch.compile(lambda x: x + 2, backend=broken), name="g")
         with capture() as records:
@@ -297,6 +411,8 @@ def test_a_compile_on_another_thread_and_a_failing_one(tmp_path: Path) -> None:
         """
     )
     assert [call[0] for call in calls] == ["unknown", "warm"]
+    assert [len(each) for each in concurrent] == [0, 1]
+    assert "compiled" in concurrent[1][0]
     assert failing[0][:2] == ["cold", "built"]
     assert "failed to compile" in failing[0][3][0][1]
 
@@ -316,6 +432,72 @@ def test_numba_on_the_cpu_is_built_loaded_and_hot(tmp_path: Path) -> None:
         (calls,) = run(body, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
         assert [call[1] for call in calls] == [tier, "hot", tier, "hot"]
         assert calls[2][3][0][:2] == ["numba", "h compiled" if tier == "built" else "h from the disk cache"]
+
+
+@pytest.mark.timeout(240)
+def test_what_numba_compiled_where_it_was_defined_is_no_cause_of_a_call(tmp_path: Path) -> None:
+    """Signatures given to the decorator, compiled or from the cache: a first call nobody can explain, then hot ones.
+
+    A ``@vectorize`` without signatures compiles in its calls, and finds what it compiled before on disk.
+    """
+    pytest.importorskip("numba")
+    (tmp_path / "held.py").write_text(
+        "import numba\n"
+        "@numba.njit('int64(int64)', cache=True)\ndef eager(a): return a + 1\n"
+        "@numba.njit(cache=True)\ndef inner(a): return a + 1\n"
+        "@numba.vectorize(cache=True)\ndef ufunc(a): return inner(a) * 2\n"
+    )
+    body = f"""
+        sys.path.insert(0, {str(tmp_path)!r})
+        import numpy as np
+        import held
+        f = gpu_timed(held.eager, name="f", sync="deferred")
+        with capture() as records: f(1), f(2), f(2)
+        show(records)
+        u = gpu_timed(lambda x: held.ufunc(x), name="u", sync="deferred")
+        with capture() as records:
+            for kind in ("i8", "i8", "f4", "f4"): u(np.ones(3, kind))
+        show(records)
+    """
+    for tier in ("built", "loaded"):
+        eager, ufunc = run(body, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+        assert [call[:2] for call in eager] == [["unknown", "Missing('not_set')"], ["warm", "hot"], ["warm", "hot"]]
+        assert [call[1] for call in ufunc] == [tier, "hot", tier, "hot"], ufunc
+        said = "ufunc compiled" if tier == "built" else "ufunc from the disk cache"
+        assert ["numba vectorize", said] in [cause[:2] for cause in ufunc[0][3]]
+
+
+def make_believe_driver(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put a stand-in for Numba's driver module in its place, with the class whose method loads modules."""
+
+    class Context:
+        def create_module_image(self, image: str, setup: Any = None, teardown: Any = None) -> str:
+            if image == "bad":
+                raise RuntimeError("bad image")
+            return f"module of {image}"
+
+    made = type(sys)("numba.cuda.cudadrv.driver")
+    made.Context = Context  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "numba.cuda.cudadrv.driver", made)
+    return Context
+
+
+def test_a_module_that_numba_loads_is_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a first launch that only loads: initialised; an error is the caller's, and nothing was loaded."""
+    context = make_believe_driver(monkeypatch)
+    plain = context.create_module_image
+    current.tracer()
+    began = current._state.ring.generation
+    assert context().create_module_image("a", teardown=1) == "module of a"
+    with pytest.raises(RuntimeError, match="bad image"):
+        context().create_module_image("bad")
+    found = between(current._state.ring, began)
+    assert [(c.probe, c.what, c.tier) for c in found.causes] == [
+        ("numba cuda load", "a module loaded on the device", "initialised")
+    ]
+    assert isinstance(found.compile_ns, int)
+    current.reset()
+    assert context.create_module_image is plain
 
 
 def test_jax_is_built_and_hot() -> None:
@@ -354,12 +536,18 @@ def test_the_trace_says_why(exporter: Any, device: FakeDevice) -> None:
     """Warmth, tier, causes with their reason, and the compile time stand on the host span."""
     from gpu_timed import flush
 
-    gpu_timed(lambda: emit("f recompiled", "built", 7, "size mismatch"), name="f")()
+    @gpu_timed(name="f")
+    def f() -> None:
+        emit("f recompiled", "built", 7, "size mismatch")
+        elsewhere(emit, "g compiled", "built", 9, "theirs")
+
+    f()
     assert flush(10)
     host = next(span for span in exporter.get_finished_spans() if span.name == "f")
     held = {key.removeprefix("gpu_timed."): value for key, value in host.attributes.items()}
     assert (held["warmth"], held["warmth.tier"], held["compile.duration_ns"]) == ("cold", "built", 7)
     assert held["warmth.causes"] == ("probe: f recompiled (size mismatch)",)
+    assert held["warmth.concurrent"] == ("probe: g compiled (theirs)",)
 
 
 def test_a_runtime_whose_hook_is_missing_makes_nobody_warm(monkeypatch: pytest.MonkeyPatch) -> None:

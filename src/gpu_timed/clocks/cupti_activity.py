@@ -152,7 +152,7 @@ class KernelRecords:
     def _attach(self, cupti: Any) -> None:
         """Take CUPTI, and enable what is to be written; what must be undone is noted step by step."""
         # Without this, a second user of the activity API takes the first one's buffers, and neither notices.
-        subscriber = _subscribe(cupti)
+        subscriber = subscribe(cupti, _nothing, _NAME)
         self._undo.append(("finalise", cupti.finalize))
         self._undo.append(("unsubscribe", lambda: cupti.unsubscribe(subscriber)))
         error_ns = clock_error_ns(cupti.get_timestamp)
@@ -241,15 +241,15 @@ class KernelRecords:
                 self._fault(f"{type(error).__name__}: {error}")
 
 
-def load() -> Any:
-    """Return the module ``cupti.cupti``.
+def load(wanted: str = "Recording kernels") -> Any:
+    """Return the module ``cupti.cupti``, which is *wanted* for something that a message names.
 
     Raises:
         MissingExtraError: cupti-python, or NumPy that it needs, is not installed.
         RecordsUnavailable: It cannot be loaded here.
     """
     if importlib.util.find_spec("cupti") is None or importlib.util.find_spec("numpy") is None:
-        raise missing_extra("Recording kernels", "cupti-python", "cupti")
+        raise missing_extra(wanted, "cupti-python", "cupti")
     _preload()
     try:
         cupti = importlib.import_module("cupti.cupti")
@@ -284,15 +284,19 @@ def clock_error_ns(timestamp_ns: Callable[[], int], now_ns: Callable[[], int] = 
     return best[1] if best is not None else 0
 
 
-def _subscribe(cupti: Any) -> int:
-    """Become CUPTI's one subscriber, without any callback of the two APIs enabled."""
+def subscribe(cupti: Any, callback: Callable[..., None], name: str) -> int:
+    """Become CUPTI's one subscriber, with nothing enabled yet; returns its handle. Others are told *name*.
+
+    Raises:
+        RecordsUnavailable: Somebody else is.
+    """
     params = None
     if hasattr(cupti, "subscribe_v2") and hasattr(cupti, "SubscriberParams"):
         params = cupti.SubscriberParams()
         params.struct_size = cupti.SUBSCRIBER_PARAMS_SIZE
-        params.subscriber_name = _NAME
+        params.subscriber_name = name
     try:
-        handle = cupti.subscribe(_nothing, None) if params is None else cupti.subscribe_v2(_nothing, None, params.ptr)
+        handle = cupti.subscribe(callback, None) if params is None else cupti.subscribe_v2(callback, None, params.ptr)
     except Exception as error:
         if getattr(error, "status", None) != _MULTIPLE_SUBSCRIBERS:
             raise

@@ -124,7 +124,18 @@ SINK: Final = "sink_"
 INTERNAL: Final = frozenset(
     {
         *("start", "enter", "leave", "wait", "submit", "settle", "suspend", "resume", "detach"),
-        *("asking", "reading", "release", "unhindered", "resolver", "unreadable", "probe_detach", "vitals", "counting"),
+        *(
+            "asking",
+            "reading",
+            "release",
+            "unhindered",
+            "resolver",
+            "unreadable",
+            "probe_attach",
+            "probe_detach",
+            "vitals",
+            "counting",
+        ),
     }
 )
 """Kinds that are a fault inside gpu_timed."""

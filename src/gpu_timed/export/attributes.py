@@ -50,6 +50,8 @@ WARMTH_TIER: Final = "gpu_timed.warmth.tier"
 """``built``, ``loaded``, ``initialised`` or ``hot``."""
 WARMTH_CAUSES: Final = "gpu_timed.warmth.causes"
 """What made the call cold, one text for each cause."""
+WARMTH_CONCURRENT: Final = "gpu_timed.warmth.concurrent"
+"""What was compiled, tuned, loaded or initialised on other threads meanwhile, and made this call no colder."""
 COMPILE_DURATION: Final = "gpu_timed.compile.duration_ns"
 """Host nanoseconds in compiling, tuning and loading."""
 MODE: Final = "gpu_timed.mode"
@@ -115,6 +117,8 @@ def of_host_span(record: Record) -> dict[str, AttributeValue]:
         found[RESUMPTIONS] = record.resumptions
     if record.causes:
         found[WARMTH_CAUSES] = tuple(_in_words(cause) for cause in record.causes)
+    if record.concurrent:
+        found[WARMTH_CONCURRENT] = tuple(_in_words(cause) for cause in record.concurrent)
     if record.mode_requested != record.mode and isinstance(record.mode_requested, str):
         found[MODE_REQUESTED] = record.mode_requested
     if record.mode_reason:

@@ -155,7 +155,7 @@ class DirectoryProbe:
         if not causes:
             return verdict
         took = verdict.compile_ns if verdict.warmth == "cold" else NOT_SET
-        return Verdict("cold", "built", (*verdict.causes, *causes), took)
+        return Verdict("cold", "built", (*verdict.causes, *causes), took, verdict.concurrent)
 
     def _cause(self, watched: _Watched, began_ns: int, ended_ns: int) -> Cause | None:
         files = self._files(watched.path, ended_ns)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from gpu_timed.ports import Interval, Lasting, Verdict
@@ -15,7 +16,12 @@ from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Tier
 _KEPT: Final = 1024
 _LASTING_KEPT: Final = 128
 _MOST_CAUSES: Final = 16
+_MOST_CONCURRENT: Final = 8
 _MOST_TEXT: Final = 300
+_PATIENCE_S: Final = 1.0
+"""How long an event waits for the lock. Who tells may hold a lock of the driver's (see
+:mod:`gpu_timed.warmth.cuda_modules`) that the lock's holder waits for, where the collector of garbage frees a tensor
+just then: rather an event less than two threads that wait for each other for ever."""
 _ORDER: Final[dict[Tier, int]] = {"hot": 0, "initialised": 1, "loaded": 2, "built": 3}
 
 
@@ -50,7 +56,7 @@ class Ring:
         self.works_for: Callable[[], int | None] | None = None
         self._lasting: deque[tuple[int, int, Lasting]] = deque(maxlen=_LASTING_KEPT)
         self._events: deque[Event] = deque(maxlen=_KEPT)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # freeing something may load a module, and tell
 
     def emit(
         self,
@@ -63,7 +69,11 @@ class Ring:
         lasting: Lasting | None = None,
         undone: Sequence[Lasting] = (),
     ) -> None:
-        """Take note of something that ended just now on the calling thread."""
+        """Take note of something that ended just now on the calling thread.
+
+        Raises:
+            TimeoutError: The ring was held for too long.
+        """
         cause = Cause(probe, what[:_MOST_TEXT], tier, duration_ns, detail[:_MOST_TEXT])
         worker = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001 - says "not Python's"
         thread_id = threading.get_ident()
@@ -71,26 +81,32 @@ class Ring:
             owner = self.works_for()
             if owner is not None:
                 thread_id, worker = owner, False
-        with self._lock:
-            event = Event(self.generation + 1, time.perf_counter_ns(), thread_id, worker, cause)
+        ended_ns = time.perf_counter_ns()
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            raise TimeoutError("the ring of warmth was held for too long")
+        try:
+            event = Event(self.generation + 1, ended_ns, thread_id, worker, cause)
             self._events.append(event)
             for each in undone:
                 each.until = event.generation
             if lasting is not None:
                 self._lasting.append((event.generation, thread_id, lasting))
             self.generation = event.generation  # last: who reads it finds the event
+        finally:
+            self._lock.release()
 
     def restart(self) -> None:
         """Begin anew in a forked child, whose copy of the lock may be held by a thread it does not have."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # freeing something may load a module, and tell
 
     def verdict(self, intervals: Sequence[Interval], *, first_call: bool) -> Verdict:
         """Return what happened in *intervals*, each on the thread that it names.
 
         Events of a worker thread count for the thread that waits for it, or, where that is not known, for every span
-        that was open; those of another Python thread for none.
+        that was open; those of another Python thread for none: they are listed as concurrent.
         """
         found: list[Event] = []
+        others: list[Event] = []
         truncated = False
         if intervals:
             with self._lock:
@@ -98,25 +114,21 @@ class Ring:
             oldest = kept[0].generation if kept else 0
             for began, ended, thread_id in intervals:
                 truncated = truncated or began + 1 < oldest
-                found += [
-                    event
-                    for event in kept
-                    if began < event.generation <= ended and (event.thread_id == thread_id or event.of_worker)
-                ]
+                for event in kept:
+                    if began < event.generation <= ended:
+                        mine = event.thread_id == thread_id or event.of_worker
+                        (found if mine else others).append(event)
+        concurrent = _shown(others, _MOST_CONCURRENT)
         if not found:
             if truncated:
-                return Verdict("unknown", NOT_SET, (), Missing("overflow", "too many events to keep"))
+                overflow = Missing("overflow", "too many events to keep")
+                return Verdict("unknown", NOT_SET, (), overflow, concurrent)
             # Not isdisjoint, which goes through all modules of the process: 50 µs.
             if first_call or any(module in sys.modules for module in self.blind_to):
-                return Verdict("unknown", NOT_SET, ())
-            return Verdict("warm", "hot", (), 0)
-        causes = [event.cause for event in found]
-        coldest = max(causes, key=lambda cause: _ORDER[cause.tier])
-        # The costliest are shown where there are many, in the order in which they happened.
-        shown = sorted(causes, key=_cost, reverse=True)[:_MOST_CAUSES]
-        return Verdict(
-            "cold", coldest.tier, tuple(cause for cause in causes if cause in shown)[:_MOST_CAUSES], _united(found)
-        )
+                return Verdict("unknown", NOT_SET, (), NOT_SET, concurrent)
+            return Verdict("warm", "hot", (), 0, concurrent)
+        coldest = max((event.cause for event in found), key=lambda cause: _ORDER[cause.tier])
+        return Verdict("cold", coldest.tier, _shown(found, _MOST_CAUSES), _united(found), concurrent)
 
     def lasting(self, intervals: Sequence[Interval]) -> Sequence[Lasting]:
         """Return what was said in *intervals* to hold for later calls, too."""
@@ -131,6 +143,24 @@ class Ring:
     def signature(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Hashable | None:
         """Return what of a call's inputs a library would tune itself for; None if nothing of them can be seen."""
         return None if self.sign is None else self.sign(arguments, named)
+
+
+def _shown(events: Sequence[Event], most: int) -> tuple[Cause, ...]:
+    """Return the causes of *events*, equal ones as one, in the order in which they happened; of many, the costliest."""
+    alike: dict[tuple[str, str, Tier, str], list[Event]] = {}
+    for event in events:
+        cause = event.cause
+        alike.setdefault((cause.probe, cause.what, cause.tier, cause.detail), []).append(event)
+    causes = [_together(held) for held in alike.values()]
+    kept = sorted(range(len(causes)), key=lambda index: _cost(causes[index]), reverse=True)[:most]
+    return tuple(causes[index] for index in sorted(kept))
+
+
+def _together(alike: Sequence[Event]) -> Cause:
+    cause = alike[0].cause
+    if len(alike) == 1:
+        return cause
+    return replace(cause, what=f"{cause.what}, {len(alike)} times", duration_ns=_united(alike))
 
 
 def _cost(cause: Cause) -> int:
