@@ -14,7 +14,10 @@ from typing import Any, Final, NamedTuple, Protocol
 from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Record, Tier, Vitals, Warmth
 from gpu_timed.work import Work
 
-_ENDS_KEPT: Final = 1024
+ENDS_KEPT: Final = 1024
+"""Latest end marks of a stream that are remembered."""
+MOST_WATCHERS: Final = 1024
+"""Spans open on one stream, each inside the next, that are told of strangers' marks."""
 
 NOT_GIVEN: Final = object()
 """Stands for the values of a piece of work that is not a call: nobody knows what it takes or makes."""
@@ -37,7 +40,7 @@ class DeviceInfo:
 class Place:
     """One stream of one device, with the clock that can mark it. Made once for each stream, then kept."""
 
-    __slots__ = ("clock", "device", "ends", "stream", "watchers")
+    __slots__ = ("clock", "device", "ends", "stream", "unwatched", "watchers")
 
     def __init__(self, clock: Clock, device: int, stream: int) -> None:
         self.clock = clock
@@ -45,8 +48,10 @@ class Place:
         self.stream = stream
         #: Spans that have a start mark here and no end mark yet: a mark by a stranger is a mark in between.
         self.watchers: list[Any] = []
+        #: Spans that could not be among them, because there were too many.
+        self.unwatched = 0
         #: The latest end marks on the host's monotonic axis: where the device reached each, and when it was placed.
-        self.ends: deque[tuple[int, int]] = deque(maxlen=_ENDS_KEPT)
+        self.ends: deque[tuple[int, int]] = deque(maxlen=ENDS_KEPT)
 
 
 class Launch(NamedTuple):

@@ -48,6 +48,8 @@ def read(
         peaks: What devices were measured to do at most.
         mode_reason: Why the call did not run as it was to be launched.
     """
+    if span.interleaved:
+        span.note("interleaved")
     missing = span.missing()
     if missing is not None and missing.reason == "device_error" and not span.device_error:
         span.device_error = missing.detail or "device error"

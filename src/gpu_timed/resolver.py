@@ -100,6 +100,7 @@ class Resolver:
         if self._stopping or len(self._arrivals) >= self.settings.max_queue:
             self._ledger.count("after_shutdown" if self._stopping else "dropped_queue_full")
             self.abandon(span, _LOST if self._stopping else _OVERFLOW)
+            span.admission.let_go()
             return
         self._arrivals.append(span)
         if self._idle:
@@ -308,3 +309,6 @@ class Resolver:
                 self._ledger.fault(f"sink_{type(sink).__name__}", error)
                 self._ledger.count("lost_in_sink")
         span.emitted = True
+        if span.writes_dropped:
+            self._ledger.count("writes_dropped", span.writes_dropped)
+        span.admission.let_go()

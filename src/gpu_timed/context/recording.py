@@ -64,10 +64,13 @@ class Admission:
         foreign: trace.Span | None = None,
     ) -> None:
         self.tracer = tracer
-        self.context = context
+        self.context: Any = context
         #: The nearest span of gpu_timed's own around this one, the user's own spans in between or not.
-        self.ancestor = context.get(OURS)
-        self.parent = parent
+        ancestor: Any = context.get(OURS)
+        while ancestor is not None and not ancestor.is_recording():  # one that has ended is in nobody's way
+            ancestor = ancestor.admission.ancestor
+        self.ancestor = ancestor
+        self.parent: Any = parent
         self.parent_id = parent_id
         self.trace_id = trace_id
         self.span_id = span_id
@@ -77,7 +80,7 @@ class Admission:
         self.sampler = sampler
         self.recorded = recorded
         self.foreign = foreign
-        self.caller = copy_context() if recorded and tracer is not None else None
+        self.caller: Any = copy_context() if recorded and tracer is not None else None
 
     @property
     def trace_state(self) -> Any:
@@ -87,6 +90,44 @@ class Admission:
         if self.sampling is not None:
             return self.sampling.trace_state
         return None if self.parent is None else self.parent.get_span_context().trace_state
+
+    def let_go(self) -> None:
+        """Keep the ids, and nothing by which this span holds others: it is over, and will not be exported again.
+
+        What works in the context of a span that has ended is its child: a task that ever starts the next one makes a
+        chain without end. Each link would keep all the links before it.
+        """
+        self.context = self.caller = None
+        ancestor = self.ancestor
+        while ancestor is not None and not ancestor.is_recording():
+            ancestor = ancestor.admission.ancestor
+        self.ancestor = ancestor
+        parent = self.parent
+        kept = getattr(parent, "admission", None)
+        while kept is not None and kept.tracer is None and kept.parent is not parent:  # it is exported nowhere
+            parent = kept.parent
+            kept = getattr(parent, "admission", None)
+        if type(kept) is Admission:
+            parent = SilentSpan(Gone(kept.trace_id, kept.span_id, kept.flags, kept.trace_state))
+        self.parent = parent
+
+    def span_context(self) -> trace.SpanContext:
+        """Return ids, flags and trace state as OpenTelemetry has them."""
+        return trace.SpanContext(self.trace_id, self.span_id, False, trace.TraceFlags(self.flags), self.trace_state)
+
+
+class Gone:
+    """The ids of a span that has ended, in place of its :class:`Admission`."""
+
+    __slots__ = ("flags", "span_id", "trace_id", "trace_state")
+    ancestor = parent = foreign = None
+    recorded = False
+
+    def __init__(self, trace_id: int, span_id: int, flags: int, trace_state: Any) -> None:
+        self.trace_id = trace_id
+        self.span_id = span_id
+        self.flags = flags
+        self.trace_state = trace_state
 
     def span_context(self) -> trace.SpanContext:
         """Return ids, flags and trace state as OpenTelemetry has them."""
@@ -100,6 +141,7 @@ class RecordingSpan(trace.Span):
     name: str
     start_attributes: Mapping[str, AttributeValue]
     writes: list[Write] | None = None
+    writes_dropped: int = 0
     _open: bool = True
     _span_context: trace.SpanContext | None = None
 
@@ -120,8 +162,13 @@ class RecordingSpan(trace.Span):
     @property
     def parent(self) -> trace.SpanContext | None:
         """The parent's context, or None at a root."""
-        parent = self.admission.parent
-        return None if parent is None else parent.get_span_context()
+        kept = self.admission
+        if kept.parent_id is None:
+            return None
+        found: trace.SpanContext | None = None if kept.parent is None else kept.parent.get_span_context()
+        if found is None or found.span_id != kept.parent_id:  # it went nowhere, and was let go
+            return trace.SpanContext(kept.trace_id, kept.parent_id, False, trace.TraceFlags(kept.flags))
+        return found
 
     @property
     def attributes(self) -> Mapping[str, Any]:
@@ -198,6 +245,8 @@ class RecordingSpan(trace.Span):
             writes = self.writes = []
         if len(writes) < MOST_WRITES:
             writes.append((method, arguments, named))
+        else:
+            self.writes_dropped += 1
 
 
 class SilentSpan(trace.NonRecordingSpan):
@@ -209,7 +258,7 @@ class SilentSpan(trace.NonRecordingSpan):
 
     _span_context: trace.SpanContext | None = None
 
-    def __init__(self, admission: Admission | None = None) -> None:  # not what it inherits: that wants its ids made
+    def __init__(self, admission: Admission | Gone | None = None) -> None:  # not what it inherits: that wants its ids made
         self.admission = admission
         if admission is None:
             self._span_context = trace.get_current_span().get_span_context()
