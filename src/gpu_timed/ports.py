@@ -6,11 +6,12 @@ The engine knows these and no implementation: clocks, locators, probes and sinks
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
+from gpu_timed.bounds import Limit, fullest
 from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Record, Tier, Vitals, Warmth
 from gpu_timed.work import Work
 
@@ -52,6 +53,19 @@ class Place:
         self.unwatched = 0
         #: The latest end marks on the host's monotonic axis: where the device reached each, and when it was placed.
         self.ends: deque[tuple[int, int]] = deque(maxlen=ENDS_KEPT)
+
+
+def limits_of(places: Sequence[Place], before: int = 0) -> Iterator[Limit]:
+    """Say how much is kept of the fullest of *places*; *before* were dropped of others that are gone."""
+    yield Limit(
+        "watched",
+        MOST_WATCHERS,
+        fullest(len(place.watchers) for place in places),
+        before + sum(place.unwatched for place in places),
+        "spans open on one stream that are told of strangers' work",
+        loses=True,
+    )
+    yield Limit("ends", ENDS_KEPT, fullest(len(place.ends) for place in places), None, "latest end marks of a stream")
 
 
 class Launch(NamedTuple):

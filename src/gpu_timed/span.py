@@ -14,6 +14,7 @@ from gpu_timed.ports import MOST_WATCHERS, NOT_GIVEN, Interval, Launch, Locator,
 from gpu_timed.record import NO_RESULTS, Missing, Record
 from gpu_timed.settings import LatePolicy, SyncPolicy
 from gpu_timed.site import Site
+from gpu_timed.strangers import tell_strangers
 from gpu_timed.values import AttributeValue
 from gpu_timed.work import Work
 
@@ -212,7 +213,7 @@ class Span(RecordingSpan):
             self._place, self._start, self._end = place, FAULT, FAULT  # until they are placed
             watchers = place.watchers
             if watchers:
-                self._note_strangers(watchers)
+                tell_strangers(self, watchers)
             if not self.interleaved:
                 if len(watchers) < MOST_WATCHERS:
                     watchers.append(self)
@@ -247,7 +248,7 @@ class Span(RecordingSpan):
                 marked_ns = self.host.now_ns()
             watchers = place.watchers
             if len(watchers) > 1 or self.interleaved:
-                self._note_strangers(watchers)
+                tell_strangers(self, watchers)
             try:
                 watchers.remove(self)
             except ValueError:
@@ -355,31 +356,6 @@ class Span(RecordingSpan):
         elif place.clock.is_capturing(place):
             return Missing("captured")
         return place.clock.mark(place, values, start)
-
-    def _note_strangers(self, watchers: list[Any]) -> None:
-        """Tell every span that is open on this stream, and not an ancestor, that this one marked it too. Once.
-
-        Whoever has been told is told nothing more: else 64 threads on one stream would each ask 64 others at each mark.
-        Ancestors mostly stand in the order in which they lie around this one, so that each is found at once.
-        """
-        nearest: Any = self.admission.ancestor
-        for other in reversed(tuple(watchers)):
-            if other is nearest:
-                nearest = nearest.admission.ancestor
-            elif other is not self and not self._descends_from(other):
-                other.interleaved = True  # no note: another thread may be making one
-                try:
-                    watchers.remove(other)
-                except ValueError:
-                    pass  # it was told by another thread, or its segment ended
-
-    def _descends_from(self, other: Any) -> bool:
-        ancestor: Any = self.admission.ancestor
-        while ancestor is not None:
-            if ancestor is other:
-                return True
-            ancestor = ancestor.admission.ancestor
-        return False
 
 
 class Unrecorded(SilentSpan):

@@ -108,7 +108,7 @@ class Admission:
             parent = kept.parent
             kept = getattr(parent, "admission", None)
         if type(kept) is Admission:
-            parent = SilentSpan(Gone(kept.trace_id, kept.span_id, kept.flags, kept.trace_state))
+            parent = Gone(kept)
         self.parent = parent
 
     def span_context(self) -> trace.SpanContext:
@@ -116,22 +116,19 @@ class Admission:
         return trace.SpanContext(self.trace_id, self.span_id, False, trace.TraceFlags(self.flags), self.trace_state)
 
 
-class Gone:
-    """The ids of a span that has ended, in place of its :class:`Admission`."""
+class Gone(trace.NonRecordingSpan):
+    """Stands for a parent that has ended: ids, and nothing that it held."""
 
-    __slots__ = ("flags", "span_id", "trace_id", "trace_state")
-    ancestor = parent = foreign = None
-    recorded = False
+    def __init__(self, kept: Admission) -> None:  # not what it inherits: that wants its ids made
+        self._kept = kept.trace_id, kept.span_id, kept.flags, kept.trace_state
 
-    def __init__(self, trace_id: int, span_id: int, flags: int, trace_state: Any) -> None:
-        self.trace_id = trace_id
-        self.span_id = span_id
-        self.flags = flags
-        self.trace_state = trace_state
+    def get_span_context(self) -> trace.SpanContext:
+        """Return trace id, span id and flags."""
+        trace_id, span_id, flags, state = self._kept
+        return trace.SpanContext(trace_id, span_id, False, trace.TraceFlags(flags), state)
 
-    def span_context(self) -> trace.SpanContext:
-        """Return ids, flags and trace state as OpenTelemetry has them."""
-        return trace.SpanContext(self.trace_id, self.span_id, False, trace.TraceFlags(self.flags), self.trace_state)
+    def __repr__(self) -> str:
+        return f"Gone({self.get_span_context()!r})"
 
 
 class RecordingSpan(trace.Span):
@@ -258,7 +255,9 @@ class SilentSpan(trace.NonRecordingSpan):
 
     _span_context: trace.SpanContext | None = None
 
-    def __init__(self, admission: Admission | Gone | None = None) -> None:  # not what it inherits: that wants its ids made
+    def __init__(
+        self, admission: Admission | None = None
+    ) -> None:  # not what it inherits: that wants its ids made
         self.admission = admission
         if admission is None:
             self._span_context = trace.get_current_span().get_span_context()

@@ -6,14 +6,17 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from gpu_timed.bounds import Limit
 from gpu_timed.ports import Interval, Lasting, Verdict
 from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Tier
 
-_KEPT: Final = 1024
-_LASTING_KEPT: Final = 128
+EVENTS_KEPT: Final = 1024
+"""Latest events; a span in which there were more, or that is read so late, is ``unknown``."""
+LASTING_KEPT: Final = 128
+"""Latest events that hold for later calls, until their site has taken them over."""
 _MOST_CAUSES: Final = 16
 _MOST_TEXT: Final = 300
 _ORDER: Final[dict[Tier, int]] = {"hot": 0, "initialised": 1, "loaded": 2, "built": 3}
@@ -48,8 +51,8 @@ class Ring:
         self.sign: Callable[[tuple[Any, ...], Mapping[str, Any]], Hashable | None] | None = None
         #: Says for a thread that is none of Python's own which of Python's waits for it, or None.
         self.works_for: Callable[[], int | None] | None = None
-        self._lasting: deque[tuple[int, int, Lasting]] = deque(maxlen=_LASTING_KEPT)
-        self._events: deque[Event] = deque(maxlen=_KEPT)
+        self._lasting: deque[tuple[int, int, Lasting]] = deque(maxlen=LASTING_KEPT)
+        self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._lock = threading.Lock()
 
     def emit(
@@ -83,6 +86,12 @@ class Ring:
     def restart(self) -> None:
         """Begin anew in a forked child, whose copy of the lock may be held by a thread it does not have."""
         self._lock = threading.Lock()
+
+    def limits(self) -> Iterator[Limit]:
+        """Say how many events are kept."""
+        held = len(self._events)
+        yield Limit("events_of_warmth", EVENTS_KEPT, held, self.generation - held, "events of compiling and loading")
+        yield Limit("lasting", LASTING_KEPT, len(self._lasting), None, "events that hold for later calls")
 
     def verdict(self, intervals: Sequence[Interval], *, first_call: bool) -> Verdict:
         """Return what happened in *intervals*, each on the thread that it names.
