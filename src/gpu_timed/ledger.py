@@ -66,7 +66,7 @@ class Ledger:
 
     def _room_for(self, kind: str) -> str:
         """Return *kind*, or the one under which those beyond the limit are counted. Under the lock."""
-        if kind in self._counts or len(self._counts) < MOST_KINDS:
+        if kind in self._counts or len(self._counts) < MOST_KINDS - 1:  # the last is for all others
             return kind
         self._unnamed += 1
         return OTHER

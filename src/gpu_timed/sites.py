@@ -106,6 +106,7 @@ class Sites:
         """Begin anew: no site is found by its key, and no call was made."""
         self._by_key = {}
         self.untimed = set()
+        self._untimed_dropped = 0
         self.forget_calls()
 
     def forget_calls(self) -> None:

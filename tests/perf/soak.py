@@ -158,7 +158,12 @@ def look(load: Load, exporter: Counted, marks: Callable[[], int], began: float) 
     done = flush(120)
     gc.collect()
     counts = dict(done.counts)
-    batch = ("exported", "rejected", "export_failed", "dropped_in_batch")  # host and device spans, after the handing over
+    batch = (
+        "exported",
+        "rejected",
+        "export_failed",
+        "dropped_in_batch",
+    )  # host and device spans, after the handing over
     lost = sum(counts.get(kind, 0) for kind in LOSSES if kind not in batch)
     gone = abs(load.made - counts.get("handed_over", 0) - lost)
     gone += abs(counts.get("batched", 0) - sum(counts.get(kind, 0) for kind in batch))
@@ -207,7 +212,8 @@ def run(load: Load, exporter: Counted, options: argparse.Namespace, around: Any)
             until(lambda end=began + 60 * minute: time.monotonic() >= end)
     else:
         for piece in range(1, -(-options.spans // options.piece) + 1):
-            until(lambda end=min(piece * options.piece, options.spans) + WARM_UP: load.made >= end)
+            end = min(piece * options.piece, options.spans) + WARM_UP
+            until(lambda end=end: load.made >= end)
     return seen
 
 
@@ -215,8 +221,8 @@ def show(found: dict[str, Any]) -> None:
     """Print a line."""
     limits = ", ".join(f"{name} {value:,}" for name, value in found["limits"].items())
     print(
-        f"{found['seconds']:>8.0f} s {found['made']:>11,} spans {found['rss_mb']:>7.1f} MB {found['threads']:>3} threads "
-        f"{found['objects']:>9,} objects {found['marks']:>5} marks in use, {found['missing']} missing, "
+        f"{found['seconds']:>8.0f} s {found['made']:>11,} spans {found['rss_mb']:>7.1f} MB "
+        f"{found['threads']:>3} threads {found['objects']:>9,} objects {found['marks']:>5} marks in use, {found['missing']} missing, "
         f"{found['lost']} counted as lost | {limits} | dropped {found['dropped']}",
         flush=True,
     )

@@ -66,10 +66,7 @@ class Admission:
         self.tracer = tracer
         self.context: Any = context
         #: The nearest span of gpu_timed's own around this one, the user's own spans in between or not.
-        ancestor: Any = context.get(OURS)
-        while ancestor is not None and not ancestor.is_recording():  # one that has ended is in nobody's way
-            ancestor = ancestor.admission.ancestor
-        self.ancestor = ancestor
+        self.ancestor: Any = context.get(OURS)
         self.parent: Any = parent
         self.parent_id = parent_id
         self.trace_id = trace_id
@@ -99,7 +96,7 @@ class Admission:
         """
         self.context = self.caller = None
         ancestor = self.ancestor
-        while ancestor is not None and not ancestor.is_recording():
+        while ancestor is not None and not ancestor.is_recording():  # one that has ended marks no stream any more
             ancestor = ancestor.admission.ancestor
         self.ancestor = ancestor
         parent = self.parent
@@ -255,9 +252,7 @@ class SilentSpan(trace.NonRecordingSpan):
 
     _span_context: trace.SpanContext | None = None
 
-    def __init__(
-        self, admission: Admission | None = None
-    ) -> None:  # not what it inherits: that wants its ids made
+    def __init__(self, admission: Admission | None = None) -> None:  # not what it inherits: that wants its ids made
         self.admission = admission
         if admission is None:
             self._span_context = trace.get_current_span().get_span_context()

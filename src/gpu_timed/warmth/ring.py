@@ -115,8 +115,8 @@ class Ring:
         if not found:
             if truncated:
                 return Verdict("unknown", NOT_SET, (), Missing("overflow", "too many events to keep"))
-            # Not isdisjoint, which goes through all modules of the process: 50 µs.
-            if first_call or any(module in sys.modules for module in self.blind_to):
+            # Asked of the view, which goes through the fewer; a set goes through all modules of the process: 50 µs.
+            if first_call or not sys.modules.keys().isdisjoint(self.blind_to):
                 return Verdict("unknown", NOT_SET, ())
             return Verdict("warm", "hot", (), 0)
         causes = [event.cause for event in found]
