@@ -221,9 +221,9 @@ def show(found: dict[str, Any]) -> None:
     """Print a line."""
     limits = ", ".join(f"{name} {value:,}" for name, value in found["limits"].items())
     print(
-        f"{found['seconds']:>8.0f} s {found['made']:>11,} spans {found['rss_mb']:>7.1f} MB "
-        f"{found['threads']:>3} threads {found['objects']:>9,} objects {found['marks']:>5} marks in use, {found['missing']} missing, "
-        f"{found['lost']} counted as lost | {limits} | dropped {found['dropped']}",
+        f"{found['seconds']:>8.0f} s {found['made']:>11,} spans {found['rss_mb']:>7.1f} MB",
+        f"{found['threads']:>3} threads {found['objects']:>9,} objects {found['marks']:>5} marks in use,",
+        f"{found['missing']} missing, {found['lost']} counted as lost | {limits} | dropped {found['dropped']}",
         flush=True,
     )
 
