@@ -86,7 +86,8 @@ class Admission:
             return self.foreign.get_span_context().trace_state
         if self.sampling is not None:
             return self.sampling.trace_state
-        return None if self.parent is None else self.parent.get_span_context().trace_state
+        parent = self.parent  # once: another thread may be letting it go
+        return None if parent is None else parent.get_span_context().trace_state
 
     def let_go(self) -> None:
         """Keep the ids, and nothing by which this span holds others: it is over, and will not be exported again.
@@ -159,7 +160,8 @@ class RecordingSpan(trace.Span):
         kept = self.admission
         if kept.parent_id is None:
             return None
-        found: trace.SpanContext | None = None if kept.parent is None else kept.parent.get_span_context()
+        parent = kept.parent  # once: another thread may be letting it go
+        found: trace.SpanContext | None = None if parent is None else parent.get_span_context()
         if found is None or found.span_id != kept.parent_id:  # it went nowhere, and was let go
             return trace.SpanContext(kept.trace_id, kept.parent_id, False, trace.TraceFlags(kept.flags))
         return found
