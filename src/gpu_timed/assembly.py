@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gpu_timed import _version, peaks
+from gpu_timed.bounds import Limit
 from gpu_timed.callables.counting import Counter
 from gpu_timed.clocks import cuda_devices
 from gpu_timed.clocks.cupti_callbacks import ModuleLoads
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.clocks.locators import Locators
 from gpu_timed.context.gate import Gate
+from gpu_timed.context.recording import MOST_WRITES
 from gpu_timed.diagnosis.versions import installed_version
 from gpu_timed.export.metrics import MetricsSink
 from gpu_timed.export.otel import OtelSink
@@ -21,13 +23,21 @@ from gpu_timed.ports import WarmthSource
 from gpu_timed.resolver import Resolver
 from gpu_timed.settings import Settings
 from gpu_timed.sites import Sites
+from gpu_timed.span import MOST_INTERVALS, MOST_SEGMENTS
 from gpu_timed.tracer import Tracer
 from gpu_timed.vitals.sampler import Sampler
+from gpu_timed.warmth.directory_probe import DirectoryProbe
 from gpu_timed.warmth.probes import Probes
 from gpu_timed.warmth.ring import Ring
 
 
-def assemble(settings: Settings, ledger: Ledger, warmth: WarmthSource | None, sites: Sites) -> Tracer:
+def assemble(
+    settings: Settings,
+    ledger: Ledger,
+    warmth: WarmthSource | None,
+    sites: Sites,
+    limits: Callable[[], Iterable[Limit]] = tuple,
+) -> Tracer:
     """Return a tracer that measures whatever runtimes this process has, and exports by OpenTelemetry."""
     host = HostClock()
     vitals = None
@@ -36,7 +46,7 @@ def assemble(settings: Settings, ledger: Ledger, warmth: WarmthSource | None, si
     resolver = Resolver(settings, ledger, warmth, vitals, peak_book())
     otel = OtelSink(ledger, device_spans=settings.device_spans)
     resolver.add_sink(otel)
-    resolver.add_sink(MetricsSink(_version.VERSION, sites.calls, ledger.snapshot))
+    resolver.add_sink(MetricsSink(_version.VERSION, sites.calls, ledger.snapshot, limits))
     return Tracer(
         settings=settings,
         ledger=ledger,
@@ -53,6 +63,28 @@ def assemble(settings: Settings, ledger: Ledger, warmth: WarmthSource | None, si
 def assemble_probes(settings: Settings, ring: Ring, imports: ImportWatch, ledger: Ledger) -> Probes:
     """Return the probes of this process, waiting for their runtimes, which tell *ring*."""
     return Probes(ring, imports, ledger.fault, _tell_of_modules if settings.module_loads else None)
+
+
+def limits_of(
+    tracer: Tracer | None, ledger: Ledger, sites: Sites, ring: Ring, directories: DirectoryProbe
+) -> list[Limit]:
+    """Return every limit of a process made of these, with how much of it is used. Starts nothing, asks no device."""
+    counts = ledger.snapshot()
+    found = [*ledger.limits(), *sites.limits(ledger), *ring.limits(), *directories.limits()]
+    found += [
+        Limit("writes", MOST_WRITES, None, counts.get("writes_dropped", 0), "writes to one span", loses=True),
+        Limit(
+            "segments", MOST_SEGMENTS, None, counts.get("segments_overflow", 0), "resumptions of one call", loses=True
+        ),
+        Limit("cold_pieces", MOST_INTERVALS, None, None, "pieces of one call in which something was compiled"),
+    ]
+    if tracer is not None:
+        reader = tracer.resolver.reader
+        found += tracer.resolver.limits()
+        for part in (tracer.locator, reader.vitals, reader.peaks):
+            tell = getattr(part, "limits", None)  # a test's own locator need not
+            found += () if tell is None else tell()
+    return found
 
 
 def peak_book() -> peaks.PeakBook:

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from gpu_timed.assembly import assemble, assemble_probes
+from gpu_timed.assembly import assemble, assemble_probes, limits_of
+from gpu_timed.bounds import Limit
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.delivery import Deliveries, FlushResult
 from gpu_timed.diagnosis.process import Process
@@ -48,7 +49,6 @@ class _State:
         self.flusher = handover.Flusher()
         self.tracer: Tracer | None = None
         self.sites = Sites()
-        self.traced: set[str] = set()
         self.fork_hook = self.installed = self.ended = False
         self.standby: Any = None
         self.deliveries = Deliveries()
@@ -100,13 +100,7 @@ def enter(
 
 def traced(name: str) -> None:
     """Say once that *name* was met inside a compiled region, where nothing can be timed."""
-    if name not in _state.traced:
-        _state.traced.add(name)
-        _state.ledger.count("not_timed_in_compiled_region")
-        _state.ledger.say(
-            f"gpu_timed: {name} is called inside a compiled region and not timed there. "
-            "Decorate what you compile instead: gpu_timed(torch.compile(f))."
-        )
+    _state.sites.traced(name, _state.ledger)
 
 
 # The mark of ``torch.compiler.assume_constant_result``, set without importing torch: Dynamo then calls
@@ -157,8 +151,13 @@ def process_state() -> Process:
         captures=0 if running is None else running.epoch,
         counts=_state.ledger.snapshot(),
         sites=_state.sites.calls(),
-        not_timed=sorted(_state.traced),
+        not_timed=sorted(_state.sites.untimed),
     )
+
+
+def limits() -> list[Limit]:
+    """Return every limit of this process, with how much of it is used. Starts nothing, asks no device."""
+    return limits_of(_state.tracer, _state.ledger, _state.sites, _state.ring, _state.directories)
 
 
 def floors() -> Mapping[int, int]:
@@ -290,7 +289,7 @@ def reset() -> None:
         _state.settings = None
         _state.ledger = Ledger()
         _state.sites.forget()
-        _state.traced, _state.targets = set(), []
+        _state.targets = []
         _state.imports.close()
         if _state.probes is not None:
             _state.probes.close()
@@ -312,7 +311,7 @@ def _make() -> Tracer:
         held = settings()
         if held.warmth and _state.probes is None:
             _state.probes = assemble_probes(held, _state.ring, _state.imports, _state.ledger)
-        made = assemble(held, _state.ledger, _state.ring if held.warmth else None, _state.sites)
+        made = assemble(held, _state.ledger, _state.ring if held.warmth else None, _state.sites, limits)
         # The last to register runs first at exit: ours must run before that of the provider, which
         # registers when the application makes it.
         made.gate.on_provider.append(_state.endings.watch)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from gpu_timed import assembly, current
 from gpu_timed._version import VERSION
 from gpu_timed.clocks import cuda_devices, cuda_driver
-from gpu_timed.diagnosis import caches, clock, devices, peaks, process, variables, versions, vitals
+from gpu_timed.diagnosis import caches, clock, devices, limits, peaks, process, variables, versions, vitals
 from gpu_timed.diagnosis.verdict import verdict
 from gpu_timed.errors import ConfigurationError, DeviceFault
 from gpu_timed.export import otel_environment, otlp, probe
@@ -70,7 +70,7 @@ def diagnose(
             "vitals": lambda: _vitals(look),
             "export": lambda: _export(send=send, endpoint=endpoint, timeout_s=timeout_s),
             "settings": lambda: variables.findings(os.environ, current.held_settings()),
-            "process": lambda: process.findings(current.process_state()),
+            "process": lambda: [*process.findings(current.process_state()), *limits.findings(current.limits())],
             "hooks": hooks,
             "caches": _caches,
             "targets": _targets,

@@ -16,15 +16,18 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from gpu_timed.bounds import Limit
 from gpu_timed.record import Missing
 from gpu_timed.settings import CACHE_VARIABLE
 
 SCHEMA: Final = 1
+MOST_DEVICES: Final = 64
+"""Devices whose peaks are kept in memory; those of further ones are read from their files again."""
 REMEDY: Final = "run `gpu-timed selftest`, or gpu_timed.measure_peaks()"
 NOT_MEASURED: Final = Missing("peak_not_measured", REMEDY)
 
@@ -143,8 +146,14 @@ class PeakBook:
                 found = load(folder(), uuid, driver(), torch())
             except Exception as error:  # noqa: BLE001 - a record is made all the same
                 found = Missing("peak_not_measured", f"{type(error).__name__}: {error}")
+            if len(self._found) >= MOST_DEVICES:
+                self._found.pop(next(iter(self._found)), None)
             self._found[uuid] = found
         return found
+
+    def limits(self) -> Iterator[Limit]:
+        """Say of how many devices the peaks are known."""
+        yield Limit("peaks", MOST_DEVICES, len(self._found), None, "devices whose peaks were looked up")
 
     def forget(self) -> None:
         """Read the files again, which have changed."""

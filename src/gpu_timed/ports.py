@@ -6,15 +6,19 @@ The engine knows these and no implementation: clocks, locators, probes and sinks
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
+from gpu_timed.bounds import Limit, fullest
 from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Record, Tier, Vitals, Warmth
 from gpu_timed.work import Work
 
-_ENDS_KEPT: Final = 1024
+ENDS_KEPT: Final = 1024
+"""Latest end marks of a stream that are remembered."""
+MOST_WATCHERS: Final = 1024
+"""Spans open on one stream, each inside the next, that are told of strangers' marks."""
 
 NOT_GIVEN: Final = object()
 """Stands for the values of a piece of work that is not a call: nobody knows what it takes or makes."""
@@ -37,7 +41,7 @@ class DeviceInfo:
 class Place:
     """One stream of one device, with the clock that can mark it. Made once for each stream, then kept."""
 
-    __slots__ = ("clock", "device", "ends", "stream", "watchers")
+    __slots__ = ("clock", "device", "ends", "stream", "unwatched", "watchers")
 
     def __init__(self, clock: Clock, device: int, stream: int) -> None:
         self.clock = clock
@@ -45,8 +49,23 @@ class Place:
         self.stream = stream
         #: Spans that have a start mark here and no end mark yet: a mark by a stranger is a mark in between.
         self.watchers: list[Any] = []
+        #: Spans that could not be among them, because there were too many.
+        self.unwatched = 0
         #: The latest end marks on the host's monotonic axis: where the device reached each, and when it was placed.
-        self.ends: deque[tuple[int, int]] = deque(maxlen=_ENDS_KEPT)
+        self.ends: deque[tuple[int, int]] = deque(maxlen=ENDS_KEPT)
+
+
+def limits_of(places: Sequence[Place], before: int = 0) -> Iterator[Limit]:
+    """Say how much is kept of the fullest of *places*; *before* were dropped of others that are gone."""
+    yield Limit(
+        "watched",
+        MOST_WATCHERS,
+        fullest(len(place.watchers) for place in places),
+        before + sum(place.unwatched for place in places),
+        "spans open on one stream that are told of strangers' work",
+        loses=True,
+    )
+    yield Limit("ends", ENDS_KEPT, fullest(len(place.ends) for place in places), None, "latest end marks of a stream")
 
 
 class Launch(NamedTuple):

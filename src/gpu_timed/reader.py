@@ -10,17 +10,23 @@ import contextlib
 import copy
 import threading
 import time
+from collections.abc import Iterator
+from typing import Final
 
 from gpu_timed import reading
+from gpu_timed.bounds import Limit
 from gpu_timed.errors import DeviceFault
 from gpu_timed.ledger import Ledger
 from gpu_timed.peaks import PeakBook
 from gpu_timed.ports import Clock, Mark, Place, SecondLook, Sighting, Verdict, VitalsSource, WarmthSource
 from gpu_timed.record import NOT_SET, Cause, Missing, Record
+from gpu_timed.site import MOST_LASTING
 from gpu_timed.span import FAULT, NEW_SHAPE, Span
 
-_PENDING = Missing("pending")
-_TORCHS_OWN = "cuda init"
+MOST_CLOCKS: Final = 64
+"""Clocks for which the resolver's thread stays in relaxed capture mode. A process has one or two."""
+_PENDING: Final = Missing("pending")
+_TORCHS_OWN: Final = "cuda init"
 """The probe that sees torch set the device up, and says how long that took."""
 
 
@@ -40,7 +46,8 @@ class Reader:
         self.peaks = peaks
         self._ledger = ledger
         self._claiming = threading.Lock()
-        self._calmed: dict[int, Clock] = {}
+        self._calmed: dict[int, tuple[Clock, contextlib.ExitStack]] = {}
+        self._clocks_dropped = 0
 
     def ready(self, span: Span) -> bool:
         """Return whether everything that can be known of *span* is known by now."""
@@ -88,6 +95,8 @@ class Reader:
             self._release(marks)
         if "anchor_fault" in span.quality:
             self._ledger.count("anchor_fault")
+        if span.unmarked:
+            self._ledger.count("segments_overflow", span.unmarked)
         span.found = record
 
     def provisional(self, span: Span) -> Record:
@@ -103,13 +112,32 @@ class Reader:
             if keep and id(clock) in self._calmed:
                 continue
             try:
-                stack.enter_context(clock.unhindered())
+                (self._kept_for(clock) if keep else stack).enter_context(clock.unhindered())
             except Exception as error:  # noqa: BLE001 - asked all the same
                 self._ledger.fault("unhindered", error)
-            if keep:
-                self._calmed[id(clock)] = clock
+
+    def calm_no_more(self) -> None:
+        """Undo what :meth:`calm_for` kept, on the same thread."""
+        while self._calmed:
+            self._calmed.popitem()[1][1].close()
+
+    def limits(self) -> Iterator[Limit]:
+        """Say how much is kept."""
+        yield Limit(
+            "clocks", MOST_CLOCKS, len(self._calmed), self._clocks_dropped, "clocks asked by gpu_timed's thread"
+        )
 
     # -- inside ---------------------------------------------------------------------------------------
+
+    def _kept_for(self, clock: Clock) -> contextlib.ExitStack:
+        """Return what keeps this thread's questions to *clock* harmless until the thread ends."""
+        if len(self._calmed) >= MOST_CLOCKS:  # a test suite that makes a fake device for each test
+            oldest = next(iter(self._calmed))
+            self._calmed.pop(oldest)[1].close()
+            self._clocks_dropped += 1
+        own = contextlib.ExitStack()
+        self._calmed[id(clock)] = clock, own
+        return own
 
     def _record(self, span: Span) -> Record:
         for _ in ("as it is", "without the device"):
@@ -159,7 +187,9 @@ class Reader:
         if span.cold:
             held = {id(each) for _, each in tuple(lasting)}
             found = self.warmth.lasting(span.cold)
-            lasting.extend((span.index, each) for each in found if id(each) not in held)
+            fresh = [(span.index, each) for each in found if id(each) not in held]
+            span.site.lasting_dropped += max(0, len(lasting) + len(fresh) - MOST_LASTING)
+            lasting.extend(fresh)
         if not lasting:
             return ""
         holding = [each for index, each in tuple(lasting) if index <= span.index and each.holds(span.generation)]

@@ -23,6 +23,7 @@ DEVICE_ERROR_HINT: Final = "may come from earlier work"
 _PROVEN: Final = 0.9
 """Share of the device time that must be proven work before the device is called the bound."""
 _UNKNOWN: Final = Verdict("unknown", NOT_SET, ())
+_NO_DEVICE: Final = Missing("no_device")
 _NOT_READ: Final = Sighting(NOT_SET, NOT_SET)
 
 Near = Callable[[str | None, int, int], Sighting]
@@ -48,6 +49,8 @@ def read(
         peaks: What devices were measured to do at most.
         mode_reason: Why the call did not run as it was to be launched.
     """
+    if span.interleaved:
+        span.note("interleaved")
     missing = span.missing()
     if missing is not None and missing.reason == "device_error" and not span.device_error:
         span.device_error = missing.detail or "device error"
@@ -67,7 +70,7 @@ def read(
         ended_ns = max(ended_ns, found.end_ns)
     place = span.segments[0].place if span.segments else None
     info = None if place is None else _describe(place)
-    unknown = missing if missing is not None else Missing("no_device")
+    unknown = _NO_DEVICE if missing is None else missing
     sighting = _NOT_READ if near is None else _sighting(near, info, found)
     if isinstance(sighting.vitals, Vitals) and sighting.vitals.slowed:
         span.note("throttled")

@@ -11,9 +11,10 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
+from gpu_timed.bounds import Limit
 from gpu_timed.courtesy import Courtesy
 from gpu_timed.errors import WaitTimeout
 from gpu_timed.ledger import Ledger
@@ -100,6 +101,7 @@ class Resolver:
         if self._stopping or len(self._arrivals) >= self.settings.max_queue:
             self._ledger.count("after_shutdown" if self._stopping else "dropped_queue_full")
             self.abandon(span, _LOST if self._stopping else _OVERFLOW)
+            span.admission.let_go()
             return
         self._arrivals.append(span)
         if self._idle:
@@ -192,6 +194,14 @@ class Resolver:
         """Whether the thread is there."""
         return self._thread is not None and self._thread.is_alive()
 
+    def limits(self) -> Iterator[Limit]:
+        """Say how many spans wait, and how many were turned away."""
+        counts, held = self._ledger.snapshot(), self.settings
+        late, lost = counts.get("overflow", 0), counts.get("dropped_queue_full", 0)
+        yield Limit("pending", held.max_pending, self.pending, late, "spans that wait for the device", loses=True)
+        yield Limit("queue", held.max_queue, len(self._arrivals), lost, "spans that wait to be looked at", loses=True)
+        yield from self.reader.limits()
+
     # -- the thread -----------------------------------------------------------------------------------
 
     def _rouse(self) -> None:
@@ -212,6 +222,7 @@ class Resolver:
 
     def _run(self) -> None:
         with contextlib.ExitStack() as stack:
+            stack.callback(self.reader.calm_no_more)
             while True:
                 self._pause()
                 try:
@@ -308,3 +319,6 @@ class Resolver:
                 self._ledger.fault(f"sink_{type(sink).__name__}", error)
                 self._ledger.count("lost_in_sink")
         span.emitted = True
+        if span.writes_dropped:
+            self._ledger.count("writes_dropped", span.writes_dropped)
+        span.admission.let_go()

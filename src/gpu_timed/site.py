@@ -19,9 +19,16 @@ CODE_FUNCTION_NAME: Final = "code.function.name"
 CODE_FILE_PATH: Final = "code.file.path"
 CODE_LINE_NUMBER: Final = "code.line.number"
 
-_QUIET_CALLS: Final = 32
-_MOST_INPUTS: Final = 256
-_MOST_LASTING: Final = 16
+QUIET_CALLS: Final = 32
+"""Latest calls by which the usual one is known."""
+MOST_INPUTS: Final = 256
+"""Inputs remembered while a library tunes itself for each shape."""
+MOST_LASTING: Final = 16
+"""Events that hold for later calls."""
+MOST_SIGNATURES: Final = 64
+"""Signatures of a site that are counted; of others the work is not known."""
+BEYOND: Final = "beyond"
+"""Key under which the calls with other signatures are counted."""
 
 AttributeSource = Mapping[str, Any] | Callable[..., Mapping[str, Any]]
 WorkSource = Work | Callable[..., Work | None] | Literal["count"]
@@ -52,7 +59,9 @@ class Site:
         "counted",
         "every",
         "inputs",
+        "inputs_dropped",
         "lasting",
+        "lasting_dropped",
         "late",
         "launch",
         "mode",
@@ -112,18 +121,21 @@ class Site:
         self.counted: dict[Any, Any] | None = {} if work == COUNT else None
         self.calls = itertools.count()
         #: Host nanoseconds of its latest calls that no full launch queue held up.
-        self.quiet_ns: deque[int] = deque(maxlen=_QUIET_CALLS)
+        self.quiet_ns: deque[int] = deque(maxlen=QUIET_CALLS)
         #: What happened in one of its calls and holds for later ones, with the index of that call. The latest only.
-        self.lasting: deque[tuple[int, Lasting]] = deque(maxlen=_MOST_LASTING)
+        self.lasting: deque[tuple[int, Lasting]] = deque(maxlen=MOST_LASTING)
+        self.lasting_dropped = 0
         #: Inputs it was called with while a library tuned itself for each shape, oldest first; the values mean nothing.
         self.inputs: dict[Hashable, None] = {}
+        self.inputs_dropped = 0
 
     def is_new(self, signature: Hashable) -> bool:
         """Return whether *signature* was not among its inputs so far, of which the latest 256 are remembered."""
         inputs = self.inputs
         if signature in inputs:
             return False
-        if len(inputs) >= _MOST_INPUTS:
+        if len(inputs) >= MOST_INPUTS:
+            self.inputs_dropped += 1
             inputs.pop(next(iter(inputs), None), None)
         inputs[signature] = None
         return True

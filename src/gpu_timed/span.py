@@ -10,15 +10,20 @@ from typing import Any, Final, NamedTuple, Protocol
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.context.recording import Admission, RecordingSpan, SilentSpan, message_of
 from gpu_timed.errors import ConfigurationError, WaitTimeout
-from gpu_timed.ports import NOT_GIVEN, Interval, Launch, Locator, Mark, Place, WarmthSource
+from gpu_timed.ports import MOST_WATCHERS, NOT_GIVEN, Interval, Launch, Locator, Mark, Place, WarmthSource
 from gpu_timed.record import NO_RESULTS, Missing, Record
 from gpu_timed.settings import LatePolicy, SyncPolicy
 from gpu_timed.site import Site
+from gpu_timed.strangers import tell_strangers
 from gpu_timed.values import AttributeValue
 from gpu_timed.work import Work
 
 MOST_SEGMENTS: Final = 4096
 """Resumptions of one coroutine that are marked; beyond it the device time is Missing("overflow")."""
+MOST_INTERVALS: Final = 256
+"""Pieces of one span in which something was compiled somewhere: of more, the latest are kept."""
+_FORGOTTEN: Final = Interval(-1, -1, 0)
+"""Stands for those that are not: it begins before whatever the ring still holds, so that nobody calls the span warm."""
 _READING_S: Final = 1.0
 _NO_FAILURES: Final = frozenset({("torch.utils.checkpoint", "_StopRecomputationError")})
 """Exceptions that are an ordinary ending: a checkpointed function is computed again only as far as it is needed."""
@@ -101,6 +106,8 @@ class Span(RecordingSpan):
     #: Some thread has begun to read the marks.
     claimed: bool = False
     emitted: bool = False
+    #: Work that is neither its own nor of a span inside it was marked on its stream while it was open.
+    interleaved: bool = False
     #: Which of the tracer's captures was the newest when the call returned.
     epoch: int = 0
     #: The real host span, where it was made before the device was done (``late="device_only"``).
@@ -208,8 +215,12 @@ class Span(RecordingSpan):
             self._place, self._start, self._end = place, FAULT, FAULT  # until they are placed
             watchers = place.watchers
             if watchers:
-                self._note_strangers(watchers)
-            watchers.append(self)
+                tell_strangers(self, watchers)
+            if not self.interleaved:
+                if len(watchers) < MOST_WATCHERS:
+                    watchers.append(self)
+                else:
+                    place.unwatched += 1
             self._called_ns = now_ns()
             self._start = place.clock.mark(place, values)  # last of all: what follows it is inside the measured time
             self._entered_ns = now_ns()
@@ -221,7 +232,8 @@ class Span(RecordingSpan):
         self.returned_ns = returned_ns
         warmth = self._warmth
         if warmth is not None and warmth.generation != self._generation:
-            self.cold = (*self.cold, Interval(self._generation, warmth.generation, get_ident()))
+            held = self.cold if len(self.cold) < MOST_INTERVALS else (_FORGOTTEN, *self.cold[2:])
+            self.cold = (*held, Interval(self._generation, warmth.generation, get_ident()))
         if self.spoiled:
             return
         place, start = self._place, self._start
@@ -237,12 +249,12 @@ class Span(RecordingSpan):
                 )
                 marked_ns = self.host.now_ns()
             watchers = place.watchers
-            if len(watchers) > 1:
-                self._note_strangers(watchers)
+            if len(watchers) > 1 or self.interleaved:
+                tell_strangers(self, watchers)
             try:
                 watchers.remove(self)
             except ValueError:
-                pass  # removed by a reset of the stream's table
+                pass  # it is interleaved, which nobody has to tell it again
             self._place = None
         elif isinstance(start, Missing) and start.reason == "not_initialised":
             here = self._locator.locate(self.launch)
@@ -263,8 +275,10 @@ class Span(RecordingSpan):
         place, start = self._place, self._start
         self._place, self._start = None, FAULT
         if place is not None:
-            if self in place.watchers:
+            try:
                 place.watchers.remove(self)
+            except ValueError:
+                pass
             now = self._called_ns
             self.segments.append(Segment(place, start, now, now, self._end, now, now))
 
@@ -348,20 +362,6 @@ class Span(RecordingSpan):
         elif place.clock.is_capturing(place):
             return Missing("captured")
         return place.clock.mark(place, values, start)
-
-    def _note_strangers(self, watchers: list[Any]) -> None:
-        """Tell every span that is open on this stream, and not an ancestor, that this one marked it too."""
-        for other in tuple(watchers):
-            if other is not self and not self._descends_from(other):
-                other.note("interleaved")
-
-    def _descends_from(self, other: Any) -> bool:
-        ancestor: Any = self.admission.ancestor
-        while ancestor is not None:
-            if ancestor is other:
-                return True
-            ancestor = ancestor.admission.ancestor
-        return False
 
 
 class Unrecorded(SilentSpan):

@@ -150,6 +150,8 @@ class Tracer:
         """Close what :meth:`enter` opened, as the call returned *result* or raised *error*. Never raises."""
         if type(opened) is Unrecorded:  # not isinstance, which asks the abstract base class of spans: 0.2 µs
             self._leave_context(opened)
+            if opened.admission is not None:
+                opened.admission.let_go()
             return
         try:
             self._end(opened, error, result)
@@ -168,7 +170,11 @@ class Tracer:
                 self._end(opened, error, result)
         finally:
             self._leave_context(opened)
-        return isinstance(opened, Span) and not self.dead
+        if isinstance(opened, Span):
+            return not self.dead
+        if opened.admission is not None:
+            opened.admission.let_go()
+        return False
 
     def wait_and_submit(self, span: Span) -> None:
         """Wait at the boundary if that is the policy, then pass the span on. Raises nothing but an interrupt."""
@@ -189,6 +195,7 @@ class Tracer:
         except Exception as fault:  # noqa: BLE001 - rule 1
             self.ledger.fault("submit", fault)
             self.resolver.abandon(span, FAULT)
+            span.admission.let_go()
 
     def _end(self, span: Span, error: BaseException | None, result: Any) -> None:
         try:
@@ -236,6 +243,7 @@ class Tracer:
         if span.admission.foreign is not None:
             span.admission.foreign.end()
         self.resolver.abandon(span, FAULT)
+        span.admission.let_go()
 
     def _wait_at_boundary(self, span: Span) -> None:
         with ExitStack() as stack:
@@ -280,7 +288,8 @@ class Tracer:
         """Begin a segment after an ``await`` or ``yield``. Never raises."""
         try:
             if opened.saved_context is not None:
-                opened.token = self.gate.attach_context(opened.saved_context)
+                saved, opened.saved_context = opened.saved_context, None
+                opened.token = self.gate.attach_context(saved)
             if isinstance(opened, Span) and not opened.spoiled:
                 opened.begin(marked=not self.resolver.full)
         except Exception as fault:  # noqa: BLE001 - rule 1

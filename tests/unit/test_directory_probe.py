@@ -187,12 +187,12 @@ def test_one_look_serves_every_call_before_it(watch: Watch, monkeypatch: pytest.
 
 def test_looking_is_bounded(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """By entries and by time, both counted; and it rests afterwards for four times as long as it took."""
-    monkeypatch.setattr(directory_probe, "_MOST_ENTRIES", 3)
+    monkeypatch.setattr(directory_probe, "MOST_ENTRIES", 3)
     for number in range(5):
         write(watch.path / str(number), NOW - S)
     assert watch.look(NOW, NOW + MS) == UNKNOWN
     assert watch.counts == {"cache_watch_incomplete": 1}
-    monkeypatch.setattr(directory_probe, "_MOST_ENTRIES", 100)
+    monkeypatch.setattr(directory_probe, "MOST_ENTRIES", 100)
     watch.steps = 30 * MS  # every look at the clock costs so much
     assert watch.look(NOW, NOW + MS) == UNKNOWN
     assert watch.counts["cache_watch_incomplete"] == 2

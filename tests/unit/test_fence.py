@@ -175,7 +175,7 @@ def test_the_truth_lies_within_what_is_stated(runtime: MakeBelieve, sync: Any) -
 
 def test_beyond_the_limit_a_span_says_overflow(runtime: MakeBelieve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mark too many is Missing("overflow"), keeps nothing alive, and leaves the others right and the counts clean."""
-    monkeypatch.setattr(fence, "_MOST_PENDING", 3)
+    monkeypatch.setattr(fence, "MOST_PENDING", 3)
     make = timed("deferred", lambda _: runtime.thing(20 * MS))
     with capture() as records:
         with monkeypatch.context() as without_thread:

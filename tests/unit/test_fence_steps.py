@@ -239,7 +239,7 @@ def test_an_error_without_words_is_an_error(runtime: MakeBelieve, sync: Any) -> 
 
 def test_waiting_for_the_device_tells_its_error(runtime: MakeBelieve, monkeypatch: pytest.MonkeyPatch) -> None:
     """wait_device raises what the runtime reports, and waits however many marks are pending."""
-    monkeypatch.setattr(fence, "_MOST_PENDING", 0)
+    monkeypatch.setattr(fence, "MOST_PENDING", 0)
     slow = runtime.thing(30 * MS)
     runtime.clock.wait_device(runtime.place)
     assert slow.ready_ns <= time.perf_counter_ns()

@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.util._once import Once
 
-from gpu_timed import current, flush, gpu_timed
+from gpu_timed import configure, current, flush, gpu_timed
 from gpu_timed.testing import FakeDevice, capture
 
 US = 1_000
@@ -128,6 +128,23 @@ def test_losses_and_faults_are_counters(reader: Any, device: FakeDevice) -> None
     faults = {point.attributes["gpu_timed.reason"]: point.value for point in found["gpu_timed.faults"]}
     assert faults["attributes_raised"] == 1
     assert "handed_over" not in faults
+
+
+def test_limits_are_gauges_and_what_they_dropped_a_counter(reader: Any, device: FakeDevice) -> None:
+    """How full what is kept is, by the names of the doctor; a series of drops only where something was dropped."""
+    configure(max_pending=2)
+    f = gpu_timed(lambda: device.launch(10), name="f", sync="deferred")
+    with device.held():
+        for _ in range(3):
+            f()
+    device.run_dry()
+    found = read(reader)
+    use = {point.attributes["gpu_timed.limit.name"]: point.value for point in found["gpu_timed.limit.in_use"]}
+    most = {point.attributes["gpu_timed.limit.name"]: point.value for point in found["gpu_timed.limit.most"]}
+    assert (use["pending"], use["ends"], most["pending"], most["queue"]) == (0, 2, 2, 100_000)
+    assert use.keys() == most.keys()
+    dropped = {point.attributes["gpu_timed.limit.name"]: point.value for point in found["gpu_timed.limit.dropped"]}
+    assert dropped == {"pending": 1}
 
 
 def test_nothing_is_recorded_on_the_calling_thread(reader: Any, device: FakeDevice) -> None:

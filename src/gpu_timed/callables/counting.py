@@ -16,10 +16,9 @@ from typing import Any, Final
 from gpu_timed.callables import modules
 from gpu_timed.ports import Counting
 from gpu_timed.record import Missing
+from gpu_timed.site import BEYOND, MOST_SIGNATURES
 from gpu_timed.work import Work
 
-MOST_SIGNATURES: Final = 64
-"""Signatures of a site that are counted; of others the work is not known."""
 MOST_FAILURES: Final = 16
 """Calls of a site that may come to no count before each further one is the last of its signature."""
 _FAILED: Final = "failed"
@@ -50,6 +49,7 @@ class Counter:
             found: Work | Missing = known[0]
             return found
         if known is None and len(counted) >= MOST_SIGNATURES:
+            counted[BEYOND] = counted.get(BEYOND, 0) + 1
             return _TOO_MANY
         leaf = importlib.import_module("gpu_timed.callables.torch_flops")
         why_not: Missing | None = leaf.why_not()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from gpu_timed.bounds import Limit, fullest
 from gpu_timed.clocks import cuda_driver as driver
 from gpu_timed.clocks.cuda_floor import NOT_YET, Floor
 from gpu_timed.clocks.timeline import Timeline
@@ -23,7 +24,8 @@ from gpu_timed.ports import Mark as AnyMark
 from gpu_timed.record import Missing
 
 _GROW: Final = 32
-_POOL_LIMIT: Final = 65_536
+POOL_LIMIT: Final = 65_536
+"""Events of a device that are kept for re-use."""
 _ANCHOR_EVERY_NS: Final = 1_000_000_000
 _ANCHOR_TRIALS: Final = 3
 _ANCHOR_LIMIT_NS: Final = 500_000
@@ -52,6 +54,7 @@ class _Device:
     def __init__(self, context: int) -> None:
         self.context = context
         self.free: list[CudaMark] = []
+        self.made = self.destroyed = 0
         self.lock = threading.Lock()
         self.timeline = Timeline()
         self.anchor_stream = 0
@@ -180,13 +183,28 @@ class CudaEventClock:
         found = {index: device.floor.ns for index, device in list(self._devices.items()) if device.floor is not None}
         return {index: floor for index, floor in found.items() if isinstance(floor, int)}
 
+    def limits(self) -> Iterator[Limit]:
+        """Say how many events there are and lie ready, of the device with the most."""
+        devices = list(self._devices.values())
+        out = fullest(device.made - device.destroyed - len(device.free) for device in devices)
+        yield Limit(
+            "events_ready",
+            POOL_LIMIT,
+            fullest(len(device.free) for device in devices),
+            sum(device.destroyed for device in devices),
+            f"CUDA events of a device ready for re-use; {out:,} more are in use",
+        )
+
     def release(self, *marks: AnyMark) -> None:
         """Put events back into their device's pool."""
         for mark in marks:
             assert isinstance(mark, CudaMark)  # noqa: S101 - our own marks come back to us
-            if len(mark.pool.free) < _POOL_LIMIT:
-                mark.pool.free.append(mark)
+            device = mark.pool
+            if len(device.free) < POOL_LIMIT:
+                device.free.append(mark)
             else:
+                with device.lock:
+                    device.destroyed += 1
                 self.cuda_library.cuEventDestroy_v2(mark.handle)
 
     def describe(self, place: Place) -> DeviceInfo:
@@ -254,12 +272,17 @@ class CudaEventClock:
             context = driver.primary_context(self.cuda_library, index)
             if context is None:
                 return None
+            if device is not None and device.context == context and device.free:
+                return device  # another thread has filled it while this one waited for the lock
             if device is None or device.context != context:  # new, or reset by the application
                 device = self._devices[index] = _Device(context)
             with self._context(device):
-                handles = [driver.create_event(self.cuda_library) for _ in range(_GROW)]
-            device.free.extend(CudaMark(handle, device) for handle in handles if handle)
-            return device if device.free else None
+                made = [driver.create_event(self.cuda_library) for _ in range(_GROW)]
+            handles = [handle for handle in made if handle]
+            with device.lock:
+                device.made += len(handles)
+            device.free.extend(CudaMark(handle, device) for handle in handles)
+            return device if handles else None  # other threads may have taken them by now
 
     def _anchor(self, device: _Device) -> None:
         """Pin the timeline anew: a fresh epoch event, bracketed between two host reads a few times over."""
@@ -306,6 +329,7 @@ class CudaEventClock:
                 handle = driver.create_event(self.cuda_library)
             if not handle:
                 raise DeviceFault("no event could be created") from None
+            device.made += 1  # under the device's lock
             return CudaMark(handle, device)
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
+from gpu_timed.bounds import Limit
 from gpu_timed.clocks import cuda_driver as driver
 from gpu_timed.clocks.cuda_event import CAPTURED, CudaEventClock
-from gpu_timed.ports import Place
+from gpu_timed.ports import Place, limits_of
 from gpu_timed.record import Missing
 
 NO_DEVICE: Final = Missing("no_device")
 NOT_INITIALISED: Final = Missing("not_initialised")
 
-_LIMIT: Final = 4096
+MOST_PLACES: Final = 4096
+"""Streams that are known at once."""
 
 
 class CudaPlaces:
@@ -23,6 +25,7 @@ class CudaPlaces:
         self._make_clock = make_clock or _cuda_clock
         self._clock: CudaEventClock | None = None
         self._present: bool | None = None
+        self._forgotten = self._unwatched = 0
         #: Every place so far, by device and raw stream.
         self.held: dict[tuple[int, int], Place] = {}
 
@@ -42,10 +45,20 @@ class CudaPlaces:
         if place is None:
             clock = self.clock()
             assert clock is not None  # noqa: S101 - the caller looked
-            if len(self.held) >= _LIMIT:  # streams made and dropped without end: start over
+            if len(self.held) >= MOST_PLACES:  # streams made and dropped without end: start over
+                self._forgotten += len(self.held)
+                self._unwatched += sum(gone.unwatched for gone in list(self.held.values()))
                 self.held.clear()
             place = self.held.setdefault((device, stream), Place(clock, device, stream))
         return place
+
+    def limits(self) -> Iterator[Limit]:
+        """Say how many streams are known, how much is kept of the fullest, and how many events there are."""
+        held = list(self.held.values())
+        yield Limit("places", MOST_PLACES, len(held), self._forgotten, "streams known")
+        yield from limits_of(held, self._unwatched)
+        if self._clock is not None:
+            yield from self._clock.limits()
 
     def of_thread(self, stream: int) -> Place | Missing:
         """Return the place of *stream* in the calling thread's current context.

@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+from gpu_timed.bounds import Limit
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.clocks.timeline import Timeline
 from gpu_timed.errors import DeviceFault
-from gpu_timed.ports import NOT_GIVEN, DeviceInfo, Launch, Place, Position
+from gpu_timed.ports import NOT_GIVEN, DeviceInfo, Launch, Place, Position, limits_of
 from gpu_timed.ports import Mark as AnyMark
 from gpu_timed.record import Missing
 
@@ -282,6 +283,10 @@ class FakeDevice:
     def floor_ns(self, place: Place) -> int | Missing:  # noqa: ARG002 - all devices are alike
         """Return what an empty pair reads at the least."""
         return self._floor
+
+    def limits(self) -> Iterator[Limit]:
+        """Say how much is kept of the fullest of its streams."""
+        yield from limits_of(list(self._places.values()))
 
     def floors(self) -> dict[int, int]:
         """Return the floors of the devices that were used so far, by index."""

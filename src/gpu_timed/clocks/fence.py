@@ -14,9 +14,10 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
+from gpu_timed.bounds import Limit
 from gpu_timed.errors import DeviceFault
 from gpu_timed.ports import NOT_GIVEN, DeviceInfo, Place, Position
 from gpu_timed.ports import Mark as AnyMark
@@ -25,7 +26,8 @@ from gpu_timed.record import NO_RESULTS, Missing
 GIVEN_AWAY: Final = Missing("no_results", "a result was given away (donated) before it was there")
 NO_FLOOR: Final = Missing("not_measured", "results are looked at, no marks are put on a device")
 _OVERFLOW: Final = Missing("overflow")
-_MOST_PENDING: Final = 10_000
+MOST_PENDING: Final = 10_000
+"""Marks that may wait for their results at once."""
 _SHORTEST_LOOK_S: Final = 0.000_05
 _LONGEST_LOOK_S: Final = 0.001
 _LOOKS_PER_WAIT: Final = 64
@@ -95,6 +97,7 @@ class FenceClock:
         self._pending: deque[FenceMark] = deque()
         self._lock = threading.Lock()
         self._looking = False
+        self._dropped = 0
         self._arrived = threading.Event()
 
     def mark(self, place: Place, values: Any = NOT_GIVEN, since: AnyMark | None = None) -> FenceMark | Missing:  # noqa: ARG002
@@ -118,7 +121,9 @@ class FenceClock:
         except Exception as error:  # noqa: BLE001 - whatever the runtime reports
             return Missing("device_error", _in_words(error))
         if mark.pending:
-            if len(self._pending) >= _MOST_PENDING:
+            if len(self._pending) >= MOST_PENDING:
+                with self._lock:
+                    self._dropped += 1
                 return _OVERFLOW
             self._pending.append(mark)
             self._look()
@@ -188,6 +193,12 @@ class FenceClock:
     def floor_ns(self, place: Place) -> Missing:  # noqa: ARG002 - of no place
         """Return that there is none: how far off a stamp may be is in the uncertainty of each span."""
         return NO_FLOOR
+
+    def limits(self) -> Iterator[Limit]:
+        """Say how many marks wait for their results."""
+        yield Limit(
+            "fence_marks", MOST_PENDING, len(self._pending), self._dropped, "marks that wait for results", loses=True
+        )
 
     def release(self, *marks: AnyMark) -> None:
         """Let go of the results."""

@@ -8,8 +8,10 @@ Public names used: ``jax.Array.is_ready``, ``is_deleted``, ``jax.block_until_rea
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
+from gpu_timed.bounds import Limit
 from gpu_timed.clocks.fence import FenceClock, GoneError
 from gpu_timed.ports import NOT_GIVEN, DeviceInfo, Launch, Place
 from gpu_timed.record import Missing
@@ -24,6 +26,7 @@ class JaxLocator:
 
     def __init__(self) -> None:
         self._place: Place | None = None
+        self._clock: FenceClock | None = None
         self._trace_state_clean: Any = None
 
     def locate(self, launch: Launch | None = None) -> Place | Missing:  # noqa: ARG002 - the default device says it
@@ -37,6 +40,11 @@ class JaxLocator:
             return TRACED
         return place
 
+    def limits(self) -> Iterator[Limit]:
+        """Say how much is kept of JAX's place, once there is one."""
+        if self._clock is not None:
+            yield from self._clock.limits()
+
     def device_of(self, value: Any) -> int | None:  # noqa: ARG002 - one place stands for all devices
         """Return None: a result on another device is waited for all the same."""
         return None
@@ -48,7 +56,8 @@ class JaxLocator:
         if not hasattr(jax, "live_arrays") or initialised is None or not initialised():
             return None
         self._trace_state_clean = getattr(sys.modules.get("jax._src.core"), "trace_state_clean", None)
-        self._place = Place(FenceClock(JaxRuntime(jax)), int(jax.local_devices()[0].id), 0)
+        self._clock = FenceClock(JaxRuntime(jax))
+        self._place = Place(self._clock, int(jax.local_devices()[0].id), 0)
         return self._place
 
 

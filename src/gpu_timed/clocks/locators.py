@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
+from gpu_timed.bounds import Limit
 from gpu_timed.clocks.cuda_locators import CupyLocator, NumbaLocator, TritonLocator
 from gpu_timed.clocks.cuda_places import CudaPlaces
 from gpu_timed.clocks.jax_runtime import JaxLocator
@@ -26,12 +28,13 @@ class Locators:
     def __init__(self) -> None:
         self._cuda = cuda = CudaPlaces()
         self._torch = TorchLocator(cuda)
+        self._jax = JaxLocator()
         self._of: dict[str, Locator] = {
             "torch": self._torch,
             "cupy": CupyLocator(cuda),
             "numba": NumbaLocator(cuda),
             "triton": TritonLocator(cuda, self._torch),
-            "jax": JaxLocator(),
+            "jax": self._jax,
         }
 
     def locate(self, launch: Launch | None = None) -> Place | Missing:
@@ -52,6 +55,11 @@ class Locators:
     def device_of(self, value: Any) -> int | None:
         """Return the device on which *value* lives, as far as torch knows."""
         return self._torch.device_of(value)
+
+    def limits(self) -> Iterator[Limit]:
+        """Say how much is kept of streams and marks, and how much of it is used."""
+        yield from self._cuda.limits()
+        yield from self._jax.limits()
 
     def floors(self) -> dict[int, int]:
         """Return what an empty pair of marks reads at the least, in nanoseconds, by device, where that is known."""

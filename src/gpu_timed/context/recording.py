@@ -64,10 +64,10 @@ class Admission:
         foreign: trace.Span | None = None,
     ) -> None:
         self.tracer = tracer
-        self.context = context
+        self.context: Any = context
         #: The nearest span of gpu_timed's own around this one, the user's own spans in between or not.
-        self.ancestor = context.get(OURS)
-        self.parent = parent
+        self.ancestor: Any = context.get(OURS)
+        self.parent: Any = parent
         self.parent_id = parent_id
         self.trace_id = trace_id
         self.span_id = span_id
@@ -77,7 +77,7 @@ class Admission:
         self.sampler = sampler
         self.recorded = recorded
         self.foreign = foreign
-        self.caller = copy_context() if recorded and tracer is not None else None
+        self.caller: Any = copy_context() if recorded and tracer is not None else None
 
     @property
     def trace_state(self) -> Any:
@@ -86,11 +86,47 @@ class Admission:
             return self.foreign.get_span_context().trace_state
         if self.sampling is not None:
             return self.sampling.trace_state
-        return None if self.parent is None else self.parent.get_span_context().trace_state
+        parent = self.parent  # once: another thread may be letting it go
+        return None if parent is None else parent.get_span_context().trace_state
+
+    def let_go(self) -> None:
+        """Keep the ids, and nothing by which this span holds others: it is over, and will not be exported again.
+
+        What works in the context of a span that has ended is its child: a task that ever starts the next one makes a
+        chain without end. Each link would keep all the links before it.
+        """
+        self.context = self.caller = None
+        ancestor = self.ancestor
+        while ancestor is not None and not ancestor.is_recording():  # one that has ended marks no stream any more
+            ancestor = ancestor.admission.ancestor
+        self.ancestor = ancestor
+        parent = self.parent
+        kept = getattr(parent, "admission", None)
+        while kept is not None and kept.tracer is None and kept.parent is not parent:  # it is exported nowhere
+            parent = kept.parent
+            kept = getattr(parent, "admission", None)
+        if type(kept) is Admission:
+            parent = Gone(kept)
+        self.parent = parent
 
     def span_context(self) -> trace.SpanContext:
         """Return ids, flags and trace state as OpenTelemetry has them."""
         return trace.SpanContext(self.trace_id, self.span_id, False, trace.TraceFlags(self.flags), self.trace_state)
+
+
+class Gone(trace.NonRecordingSpan):
+    """Stands for a parent that has ended: ids, and nothing that it held."""
+
+    def __init__(self, kept: Admission) -> None:  # not what it inherits: that wants its ids made
+        self._kept = kept.trace_id, kept.span_id, kept.flags, kept.trace_state
+
+    def get_span_context(self) -> trace.SpanContext:
+        """Return trace id, span id and flags."""
+        trace_id, span_id, flags, state = self._kept
+        return trace.SpanContext(trace_id, span_id, False, trace.TraceFlags(flags), state)
+
+    def __repr__(self) -> str:
+        return f"Gone({self.get_span_context()!r})"
 
 
 class RecordingSpan(trace.Span):
@@ -100,6 +136,7 @@ class RecordingSpan(trace.Span):
     name: str
     start_attributes: Mapping[str, AttributeValue]
     writes: list[Write] | None = None
+    writes_dropped: int = 0
     _open: bool = True
     _span_context: trace.SpanContext | None = None
 
@@ -120,8 +157,14 @@ class RecordingSpan(trace.Span):
     @property
     def parent(self) -> trace.SpanContext | None:
         """The parent's context, or None at a root."""
-        parent = self.admission.parent
-        return None if parent is None else parent.get_span_context()
+        kept = self.admission
+        if kept.parent_id is None:
+            return None
+        parent = kept.parent  # once: another thread may be letting it go
+        found: trace.SpanContext | None = None if parent is None else parent.get_span_context()
+        if found is None or found.span_id != kept.parent_id:  # it went nowhere, and was let go
+            return trace.SpanContext(kept.trace_id, kept.parent_id, False, trace.TraceFlags(kept.flags))
+        return found
 
     @property
     def attributes(self) -> Mapping[str, Any]:
@@ -198,6 +241,8 @@ class RecordingSpan(trace.Span):
             writes = self.writes = []
         if len(writes) < MOST_WRITES:
             writes.append((method, arguments, named))
+        else:
+            self.writes_dropped += 1
 
 
 class SilentSpan(trace.NonRecordingSpan):

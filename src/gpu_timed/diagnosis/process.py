@@ -103,6 +103,13 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "vitals_late": _Kind("note", "readings of the machine's state that took longer than their interval: not used"),
     "vitals_not_started": _Kind("note", "times that no thread for the machine's state could be started"),
     "vitals_too_many": _Kind("note", "spans on devices beyond the limit, whose state is not read"),
+    "writes_dropped": _Kind(
+        "warning", "attributes and events beyond 10,000 of one span, dropped", "open a span for each part of the work"
+    ),
+    "segments_overflow": _Kind(
+        "note", "resumptions beyond 4,096 of one call, not measured", "open a gpu_span for each part of the work"
+    ),
+    "other": _Kind("warning", "losses or faults of further kinds, not told apart", "see the log"),
     "sites_overflow": _Kind("warning", "span names beyond the limit", "take names from code, never from data"),
     "thread_not_started": _Kind("warning", "times that no thread could be started", "raise the limit on threads"),
     "resolver_stuck": _Kind("warning", "times that gpu_timed's thread did not end in time", "see the log"),

@@ -100,8 +100,21 @@ WORK_MISSING: Final = "gpu_timed.work.missing"
 """Why it is not known what the call had to do."""
 
 
+def of_both_spans(record: Record) -> tuple[dict[str, AttributeValue], dict[str, AttributeValue]]:
+    """Return the attributes of the span that covers the call, and of the one that shows the device's work."""
+    device = _device(record)
+    _put_work(device, record)
+    return _of_host_span(record, device), _of_device_span(record, device)
+
+
 def of_host_span(record: Record) -> dict[str, AttributeValue]:
     """Return the attributes of the span that covers the call."""
+    device = _device(record)
+    _put_work(device, record)
+    return _of_host_span(record, device)
+
+
+def _of_host_span(record: Record, device: dict[str, AttributeValue]) -> dict[str, AttributeValue]:
     found: dict[str, AttributeValue] = {
         CLOCK: record.clock,
         WARMTH: record.warmth,
@@ -137,23 +150,21 @@ def of_host_span(record: Record) -> dict[str, AttributeValue]:
             found[TEMPERATURE] = vitals.temperature_c
         if not isinstance(vitals.host_load, Missing):
             found[HOST_LOAD] = vitals.host_load
-    found.update(_device(record))
-    _put_work(found, record)
+    found.update(device)
     return found
 
 
-def of_device_span(record: Record) -> dict[str, AttributeValue]:
-    """Return the attributes of the span that shows the device's work."""
-    found = _device(record)
-    measured = {DEVICE_DURATION: record.device_ns, FLOOR: record.floor_ns, UNCERTAINTY: record.uncertainty_ns}
-    for name, value in measured.items():
-        if not isinstance(value, Missing):
-            found[name] = value
+def _of_device_span(record: Record, found: dict[str, AttributeValue]) -> dict[str, AttributeValue]:
+    if isinstance(record.device_ns, int):
+        found[DEVICE_DURATION] = record.device_ns
+    if isinstance(record.floor_ns, int):
+        found[FLOOR] = record.floor_ns
+    if isinstance(record.uncertainty_ns, int):
+        found[UNCERTAINTY] = record.uncertainty_ns
     found[CLOCK] = record.clock
     found[WARMTH] = record.warmth
     if not isinstance(record.mode, Missing):
         found[MODE] = record.mode
-    _put_work(found, record)
     return found
 
 

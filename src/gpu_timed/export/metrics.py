@@ -13,6 +13,7 @@ from typing import Any, Final
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, Observation
 
+from gpu_timed.bounds import Limit
 from gpu_timed.delivery import LOSSES
 from gpu_timed.export.attributes import DEVICE_INDEX, MODE, WARMTH, WARMTH_TIER
 from gpu_timed.record import Missing, Record
@@ -33,6 +34,14 @@ LOST: Final = "gpu_timed.spans.lost"
 """Counter: spans that did not get to the exporter or came without their device time, by reason."""
 FAULTS: Final = "gpu_timed.faults"
 """Counter: things that went wrong inside gpu_timed, by kind."""
+IN_USE: Final = "gpu_timed.limit.in_use"
+"""Gauge: how much of each limit of the process is used. Some thirty series, whose names come from gpu_timed."""
+MOST: Final = "gpu_timed.limit.most"
+"""Gauge: each limit."""
+DROPPED: Final = "gpu_timed.limit.dropped"
+"""Counter: what did not find room under each limit, or made room for something newer."""
+LIMIT_NAME: Final = "gpu_timed.limit.name"
+"""Attribute: which limit, as ``gpu-timed doctor`` names them."""
 SPAN_NAME: Final = "gpu_timed.span.name"
 """Attribute: the site's name, from code."""
 PROBE: Final = "gpu_timed.probe"
@@ -56,11 +65,17 @@ class MetricsSink:
         version: Of this library, as the meter's.
         calls: Gives the calls so far by site name.
         counts: Gives the ledger's counts.
+        limits: Gives every limit of the process.
     """
 
     def __init__(
-        self, version: str, calls: Callable[[], Mapping[str, int]], counts: Callable[[], Mapping[str, int]]
+        self,
+        version: str,
+        calls: Callable[[], Mapping[str, int]],
+        counts: Callable[[], Mapping[str, int]],
+        limits: Callable[[], Iterable[Limit]] = tuple,
     ) -> None:
+        self._limits = limits
         self._version = version
         self._calls = calls
         self._counts = counts
@@ -113,7 +128,19 @@ class MetricsSink:
         meter.create_observable_counter(CALLS, [self._observe_calls], "{call}", "Calls, recorded or not.")
         meter.create_observable_counter(LOST, [self._observe_lost], "{span}", "Spans lost, by reason.")
         meter.create_observable_counter(FAULTS, [self._observe_faults], "{fault}", "Faults inside gpu_timed.")
+        meter.create_observable_gauge(IN_USE, [self._observe_use], "{item}", "How much of each limit is used.")
+        meter.create_observable_gauge(MOST, [self._observe_most], "{item}", "Each limit.")
+        meter.create_observable_counter(DROPPED, [self._observe_dropped], "{item}", "What did not find room.")
         self._provider = provider
+
+    def _observe_use(self, _: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(one.in_use, {LIMIT_NAME: one.name}) for one in self._limits() if one.in_use is not None]
+
+    def _observe_most(self, _: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(one.most, {LIMIT_NAME: one.name}) for one in self._limits() if one.in_use is not None]
+
+    def _observe_dropped(self, _: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(one.dropped, {LIMIT_NAME: one.name}) for one in self._limits() if one.dropped]
 
     def _observe_calls(self, _: CallbackOptions) -> Iterable[Observation]:
         return [Observation(count, {SPAN_NAME: name}) for name, count in self._calls().items() if count]

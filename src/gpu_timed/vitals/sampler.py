@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
+from gpu_timed.bounds import Limit, fullest
 from gpu_timed.ledger import Ledger
 from gpu_timed.ports import Sighting
 from gpu_timed.record import Missing
 from gpu_timed.vitals.glance import vitals_of
 from gpu_timed.vitals.load import HostLoad
 from gpu_timed.vitals.nvml import Card, Nvml, nothing
-from gpu_timed.vitals.ring import Ring
+from gpu_timed.vitals.ring import MOST, Ring
 
 THREAD: Final = "gpu_timed-vitals"
 _REACH: Final = 2
 """Intervals that a reading may lie from a span."""
 _REST_AFTER: Final = 60
 """Intervals without a span, after which nothing is read until one comes."""
-_MOST_DEVICES: Final = 64
+MOST_DEVICES: Final = 64
+"""Devices whose state is read."""
 _MOST_FAULTS: Final = 5
 _GRACE_S: Final = 0.2
 _STARTING: Final = Missing("starting")
@@ -90,6 +92,13 @@ class Sampler:
             return Sighting(_ENDED, _ENDED)
         return found
 
+    def limits(self) -> Iterator[Limit]:
+        """Say of how many devices the state is read, and how many readings are kept of each."""
+        held = list(self._rings.values())
+        beyond = self._ledger.snapshot().get("vitals_too_many", 0)
+        yield Limit("vitals_devices", MOST_DEVICES, len(held), beyond, "devices whose state is read", loses=True)
+        yield Limit("vitals_readings", MOST, fullest(map(len, held)), None, "readings of a device's state")
+
     def stop(self) -> None:
         """Read no more, and wait for the thread a moment; one that hangs in NVML is left behind."""
         self._stopping = True
@@ -102,7 +111,7 @@ class Sampler:
 
     def _begin(self, device_uuid: str | None) -> Sighting:
         """Read *device_uuid* as well from now on."""
-        if len(self._rings) >= _MOST_DEVICES:
+        if len(self._rings) >= MOST_DEVICES:
             self._ledger.count("vitals_too_many")
             return Sighting(_TOO_MANY, _TOO_MANY)
         self._rings[device_uuid] = Ring(round(_REACH * self._interval_s * 1e9))

@@ -14,16 +14,19 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from gpu_timed.bounds import Limit, fullest
 from gpu_timed.errors import ConfigurationError
 from gpu_timed.ports import Verdict
 from gpu_timed.record import NOT_SET, Cause
 from gpu_timed.site import Site
 
-_MOST_DIRECTORIES: Final = 16
-_MOST_ENTRIES: Final = 10_000
+MOST_DIRECTORIES: Final = 16
+"""Directories that are watched."""
+MOST_ENTRIES: Final = 10_000
+"""Entries of a directory that are looked at."""
 _LONGEST_NS: Final = 50_000_000
 """A look is given up after this: it holds up the records of other calls, no call."""
 _REST: Final = 4
@@ -115,8 +118,8 @@ class DirectoryProbe:
         made = _Watched(name or os.path.basename(path) or path, path)  # noqa: PTH119
         with self._lock:
             others = tuple(held for held in self._watched if held.path != path)
-            if len(others) >= _MOST_DIRECTORIES:
-                raise ConfigurationError(f"more than {_MOST_DIRECTORIES} directories cannot be watched.")
+            if len(others) >= MOST_DIRECTORIES:
+                raise ConfigurationError(f"more than {MOST_DIRECTORIES} directories cannot be watched.")
             self._watched = (*others, made)
 
         def end() -> None:
@@ -125,6 +128,12 @@ class DirectoryProbe:
                 self._looks.pop(path, None)
 
         return end
+
+    def limits(self) -> Iterator[Limit]:
+        """Say how many directories are watched, and how much was seen of the fullest."""
+        looks = list(self._looks.values())
+        yield Limit("directories", MOST_DIRECTORIES, len(self._watched), None, "caches watched")
+        yield Limit("files", MOST_ENTRIES, fullest(len(look.stamped) for look in looks), None, "files of such a cache")
 
     @property
     def watching(self) -> bool:
@@ -204,7 +213,7 @@ def _look(path: str, until_ns: int, now_ns: Callable[[], int]) -> tuple[tuple[tu
             with os.scandir(waiting.pop()) as held:
                 for entry in held:
                     entries += 1
-                    if entries > _MOST_ENTRIES or now_ns() > until_ns:
+                    if entries > MOST_ENTRIES or now_ns() > until_ns:
                         return tuple(found), False
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
