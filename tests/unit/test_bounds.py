@@ -453,7 +453,7 @@ NOT_SHOWN = {
     "values.py": {"LONGEST"},  # of one value
     "vitals/sampler.py": {"_MOST_FAULTS"},  # a decision
     "warmth/directory_probe.py": {"_KEPT", "_SHOWN"},  # of one site, as its quiet calls; of one text
-    "warmth/ring.py": {"_MOST_CAUSES", "_MOST_CONCURRENT", "_MOST_TEXT"},  # of one record, which is cut by its costliest causes
+    "warmth/ring.py": {"_MOST_CAUSES", "_MOST_CONCURRENT", "_MOST_TEXT"},  # of one record
     "warmth/torch_autograd.py": {"_MOST_NODES", "_MOST_FRAMES"},  # of one search
     "warmth/torch_compile.py": {"_FRAMES_KEPT"},  # torch's own frames, the latest
     "warmth/torch_inputs.py": {"_MOST_TENSORS"},  # of one signature
