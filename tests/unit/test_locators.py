@@ -146,7 +146,7 @@ def test_one_stream_is_one_place_for_every_runtime(load: Load, driver: Any) -> N
 
 def test_places_are_bounded(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams that are made and dropped without end start the table over, and it stays the same table."""
-    monkeypatch.setattr(cuda_places, "_LIMIT", 4)
+    monkeypatch.setattr(cuda_places, "MOST_PLACES", 4)
     cuda = CudaPlaces()
     table, kept = cuda.held, [cuda.at(0, stream) for stream in range(4)]
     assert [cuda.at(0, stream) for stream in range(4)] == kept
