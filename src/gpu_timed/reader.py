@@ -37,7 +37,7 @@ class Reader:
         self.vitals = vitals
         self.peaks = peaks
         self._ledger = ledger
-        self._claiming = threading.Lock()
+        self._claiming = threading.RLock()
         self._calmed: dict[int, Clock] = {}
 
     def ready(self, span: Span) -> bool:

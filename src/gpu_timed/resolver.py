@@ -64,7 +64,7 @@ class Resolver:
         self._idle = True
         self._courtesy = Courtesy()
         self._wake = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._in_hand = 0
@@ -104,6 +104,14 @@ class Resolver:
         self._arrivals.append(span)
         if self._idle:
             self._rouse()
+
+    def take_in(self, span: Span) -> None:
+        """Take a span that :meth:`submit` could not be called for, or failed with: looked at with the next one.
+
+        It calls nothing but C: there may be no room left on the stack.
+        """
+        if not self.dead:
+            self._arrivals.append(span)
 
     def hand_over_now(self, span: Span) -> bool:
         """Pass on, on the calling thread, what is known of *span* as it returns; True if that is everything."""
@@ -200,24 +208,31 @@ class Resolver:
 
     def _rouse_locked(self) -> None:
         if self._thread is None and not self._stopping:
-            thread = threading.Thread(target=self._run, name="gpu_timed-resolver", daemon=True)
+            # Before it is started: a signal's handler that comes here meanwhile must not start another.
+            thread = self._thread = threading.Thread(target=self._run, name="gpu_timed-resolver", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:  # no more threads for now: the next span tries again
+                self._thread = None
                 self._ledger.fault("thread_not_started", error)
                 return
-            self._thread = thread
+            except BaseException:  # an interrupt while it waits for the thread, which may be there or not
+                self._thread = None  # one that is there sees that it is not this one, and ends
+                raise
         self._idle = False
         self._wake.set()
 
     def _run(self) -> None:
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return
         with contextlib.ExitStack() as stack:
             while True:
                 self._pause()
                 try:
                     self._take_arrivals(stack)
                     self._look()
-                except Exception as error:  # noqa: BLE001 - this thread must outlive anything
+                except BaseException as error:  # noqa: BLE001 - this thread must outlive anything
                     self._ledger.fault("resolver", error)
                 if self._stopping:
                     self._give_up()
@@ -304,7 +319,11 @@ class Resolver:
         for sink in self._sinks:
             try:
                 sink.emit(span, record)
-            except Exception as error:  # noqa: BLE001 - a user's processor or a full disk
+            except BaseException as error:  # a user's processor or a full disk
+                # Not every library's errors are Exceptions: a panic of Rust is none, nor what ends a task or a test.
+                if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
+                    span.emitted = True
+                    raise  # an interrupt of the user's
                 self._ledger.fault(f"sink_{type(sink).__name__}", error)
                 self._ledger.count("lost_in_sink")
         span.emitted = True

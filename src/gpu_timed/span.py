@@ -63,6 +63,10 @@ class Engine(Protocol):
         """Close the span."""
         ...
 
+    def mend(self, opened: Any) -> None:
+        """Do what an interrupt has left to do of closing it."""
+        ...
+
 
 class Span(RecordingSpan):
     """An open span. It is what ``get_current_span()`` returns inside the call, unless the provider made its own.
@@ -96,6 +100,9 @@ class Span(RecordingSpan):
     spoiled: bool = False
     token: Any = None
     saved_context: Any = None
+    caller_context: Any = None
+    #: It was passed on after its end.
+    submitted: bool = False
     #: Some thread has begun to read the marks.
     claimed: bool = False
     emitted: bool = False
@@ -241,7 +248,7 @@ class Span(RecordingSpan):
                 watchers.remove(self)
             except ValueError:
                 pass  # removed by a reset of the stream's table
-            self._place = None
+        self._place, self._start = None, FAULT  # a segment that is ended twice, after an interrupt, tells nothing
         if len(self.segments) < MOST_SEGMENTS:
             self.segments.append(
                 _segment((place, start, self._called_ns, self._entered_ns, end, returned_ns, marked_ns))
@@ -363,6 +370,7 @@ class Unrecorded(SilentSpan):
 
     token: Any = None
     saved_context: Any = None
+    caller_context: Any = None
 
     def __init__(self, owner: Any, site: Site, admission: Admission | None = None) -> None:
         super().__init__(admission)

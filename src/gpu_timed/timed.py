@@ -15,7 +15,6 @@ from gpu_timed.errors import ConfigurationError, NotCallableError, missing_extra
 from gpu_timed.settings import LatePolicy, SyncPolicy
 from gpu_timed.site import AttributeSource, Site, WorkSource, caller_attributes, code_attributes
 from gpu_timed.span import Span, Unrecorded
-from gpu_timed.values import clean_all
 from gpu_timed.work import COUNT, Work
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -197,7 +196,11 @@ class _Block:
     ) -> None:
         opened = self._opened.pop()
         if opened is not None:
-            opened.owner.leave(opened, error)
+            try:
+                opened.owner.leave(opened, error)
+            except BaseException:  # an interrupt on the way into it
+                opened.owner.mend(opened)
+                raise
 
     async def __aenter__(self) -> Span | Unrecorded:
         if self._site.sync == "device":
@@ -227,10 +230,13 @@ class _Block:
         )
 
     def _enter(self, *, suspends: bool) -> Span | Unrecorded:
-        tracer = current.tracer()
-        extra = clean_all(self._attributes) if self._attributes else None
-        opened = tracer.enter(self._site, extra=extra, suspends=suspends)
-        if self._work is not None and isinstance(opened, Span):
-            opened.work = self._work
-        self._opened.append(opened)
-        return opened if opened is not None else Unrecorded(tracer, self._site)
+        opened = current.enter(self._site, suspends=suspends, extra=self._attributes)
+        try:
+            if self._work is not None and isinstance(opened, Span):
+                opened.work = self._work
+            self._opened.append(opened)
+            return opened if opened is not None else Unrecorded(current, self._site)
+        except BaseException:  # an interrupt of the user's: what was not entered is not left
+            if opened is not None:
+                opened.owner.mend(opened)
+            raise

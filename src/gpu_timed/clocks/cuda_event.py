@@ -52,7 +52,7 @@ class _Device:
     def __init__(self, context: int) -> None:
         self.context = context
         self.free: list[CudaMark] = []
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.timeline = Timeline()
         self.anchor_stream = 0
         self.floor: Floor | None = None
@@ -75,7 +75,7 @@ class CudaEventClock:
         self._record = library.cuEventRecord
         self._is_capturing = library.cuStreamIsCapturing
         self._devices: dict[int, _Device] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     # -- placing marks: the hot path ------------------------------------------------------------------
 

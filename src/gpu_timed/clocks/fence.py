@@ -93,7 +93,7 @@ class FenceClock:
         self._runtime = runtime
         self._now_ns = now_ns
         self._pending: deque[FenceMark] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._looking = False
         self._arrived = threading.Event()
 

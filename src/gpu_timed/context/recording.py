@@ -26,6 +26,8 @@ Write = tuple[str, tuple[Any, ...], dict[str, Any]]
 _LONGEST_TRACE: Final = 65_536
 OURS: Final = otel_context.create_key("gpu_timed.span")
 """The key under which a context holds the nearest span of ours."""
+LEFT: Final = object()
+"""In the place of the token of a context that was left."""
 MOST_WRITES: Final = 10_000
 """Writes kept for one span; the SDK's own limits (128 attributes, 128 events) are far below."""
 

@@ -106,6 +106,7 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "sites_overflow": _Kind("warning", "span names beyond the limit", "take names from code, never from data"),
     "thread_not_started": _Kind("warning", "times that no thread could be started", "raise the limit on threads"),
     "resolver_stuck": _Kind("warning", "times that gpu_timed's thread did not end in time", "see the log"),
+    "no_room_on_the_stack": _Kind("note", "calls too deep in recursion to be measured as well"),
     "logging_failed": _Kind("note", "warnings that the application's logging did not take"),
     "cache_watch_skipped": _Kind(
         "note", "times that a watched cache was not looked at, to spare the time: what was built then is not told"

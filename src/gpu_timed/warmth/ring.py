@@ -50,7 +50,7 @@ class Ring:
         self.works_for: Callable[[], int | None] | None = None
         self._lasting: deque[tuple[int, int, Lasting]] = deque(maxlen=_LASTING_KEPT)
         self._events: deque[Event] = deque(maxlen=_KEPT)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def emit(
         self,
@@ -82,7 +82,7 @@ class Ring:
 
     def restart(self) -> None:
         """Begin anew in a forked child, whose copy of the lock may be held by a thread it does not have."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def verdict(self, intervals: Sequence[Interval], *, first_call: bool) -> Verdict:
         """Return what happened in *intervals*, each on the thread that it names.
