@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from gpu_timed.courtesy import Courtesy
+from gpu_timed.courtesy import Bell, Courtesy
 from gpu_timed.errors import WaitTimeout
 from gpu_timed.ledger import Ledger
 from gpu_timed.peaks import PeakBook
@@ -38,7 +38,7 @@ class _Barrier:
 
     def __init__(self) -> None:
         self.before: list[Span] | None = None
-        self.passed = threading.Event()
+        self.passed = Bell()
 
 
 class Resolver:
@@ -63,7 +63,7 @@ class Resolver:
         self._hurried = 0
         self._idle = True
         self._courtesy = Courtesy()
-        self._wake = threading.Event()
+        self._wake = Bell()
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -185,7 +185,7 @@ class Resolver:
         left = self.flush(_SHARE_FOR_DEVICE * timeout_s)
         self._last = last
         self._stopping = True
-        self._wake.set()
+        self._wake.ring()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(max(_GRACE_S, deadline - time.monotonic()))
@@ -220,7 +220,7 @@ class Resolver:
                 self._thread = None  # one that is there sees that it is not this one, and ends
                 raise
         self._idle = False
-        self._wake.set()
+        self._wake.ring()
 
     def _run(self) -> None:
         with self._lock:
@@ -288,7 +288,7 @@ class Resolver:
         for barrier in list(self._barriers):
             if all(span.emitted for span in barrier.before or ()):
                 self._barriers.remove(barrier)
-                barrier.passed.set()
+                barrier.passed.ring()
 
     def _let_go(self) -> None:
         if not self._hurried and not self._stopping:  # else somebody waits for us
@@ -309,7 +309,7 @@ class Resolver:
                     self._pass_on(span)
         self._lanes.clear()
         for barrier in self._barriers:
-            barrier.passed.set()
+            barrier.passed.ring()
 
     def _pass_on(self, span: Span) -> None:
         record = span.found

@@ -248,11 +248,12 @@ class Span(RecordingSpan):
                 watchers.remove(self)
             except ValueError:
                 pass  # removed by a reset of the stream's table
-        self._place, self._start = None, FAULT  # a segment that is ended twice, after an interrupt, tells nothing
-        if len(self.segments) < MOST_SEGMENTS:
-            self.segments.append(
-                _segment((place, start, self._called_ns, self._entered_ns, end, returned_ns, marked_ns))
-            )
+        made = _segment((place, start, self._called_ns, self._entered_ns, end, returned_ns, marked_ns))
+        room = len(self.segments) < MOST_SEGMENTS
+        # With nothing in between that lets an interrupt in: the marks are the span's or the segment's, never both's.
+        self._place, self._start = None, FAULT
+        if room:
+            self.segments.append(made)
         else:
             self.note("segments_overflow")
             self.unmarked += 1

@@ -194,13 +194,16 @@ class _Block:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        opened = self._opened.pop()
-        if opened is not None:
-            try:
+        opened = self._opened[-1]
+        try:
+            if opened is not None:
                 opened.owner.leave(opened, error)
-            except BaseException:  # an interrupt on the way into it
+        except BaseException:  # an interrupt on the way into it
+            if opened is not None:
                 opened.owner.mend(opened)
-                raise
+            raise
+        finally:
+            self._opened.pop()
 
     async def __aenter__(self) -> Span | Unrecorded:
         if self._site.sync == "device":
@@ -210,9 +213,16 @@ class _Block:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        opened = self._opened.pop()
-        if opened is not None:
-            await functions.close(opened, error)
+        opened = self._opened[-1]
+        try:
+            if opened is not None:
+                await functions.close(opened, error)
+        except BaseException:
+            if opened is not None:
+                opened.owner.mend(opened)
+            raise
+        finally:
+            self._opened.remove(opened)
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Refuse: the span is what the block gives."""

@@ -149,13 +149,15 @@ class Tracer:
             return
         try:
             self._end(opened, error, result)
-        finally:  # an interrupt of the user's, too, leaves the span behind
             self._leave_context(opened)
             if not self.dead:
                 if opened.sync == "deferred":
                     self.submit(opened)
                 else:
                     self.wait_and_submit(opened)
+        except BaseException:  # an interrupt of the user's
+            self.mend(opened)
+            raise
 
     def mend(self, opened: Any) -> None:
         """Do what is left to do of closing *opened*, after an interrupt of the user's in the midst of it.
@@ -178,11 +180,9 @@ class Tracer:
 
     def close(self, opened: Span | Unrecorded, error: BaseException | None = None, result: Any = None) -> bool:
         """End the last segment and give the caller its context back; returns whether a span is to be submitted."""
-        try:
-            if isinstance(opened, Span):
-                self._end(opened, error, result)
-        finally:
-            self._leave_context(opened)
+        if isinstance(opened, Span):
+            self._end(opened, error, result)
+        self._leave_context(opened)
         return isinstance(opened, Span) and not self.dead
 
     def wait_and_submit(self, span: Span) -> None:
@@ -293,6 +293,10 @@ class Tracer:
             opened.saved_context = self.gate.current()
         except Exception as fault:  # noqa: BLE001 - rule 1
             self._spoil("suspend", opened, fault)
+        except BaseException:  # an interrupt of the user's: what ends the span must not end this segment again
+            if isinstance(opened, Span):
+                opened.spoil()
+            raise
         finally:
             self._leave_context(opened)
 

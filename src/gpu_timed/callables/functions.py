@@ -185,30 +185,35 @@ def _async_generator(function: Callable[..., Any], site: Site, door: Door) -> ty
         steps: list[Awaitable[Any]] = [inner.asend(None)]
         opened = door.enter(site, args, kwargs, suspends=True)
         try:
-            while True:
-                item = await _one_step(steps.pop(), opened)
-                if opened is not None:
-                    opened.owner.suspend(opened)
-                try:
-                    sent = yield item
-                except GeneratorExit:
+            try:
+                while True:
+                    item = await _one_step(steps.pop(), opened)
+                    if opened is not None:
+                        opened.owner.suspend(opened)
+                    try:
+                        sent = yield item
+                    except GeneratorExit:
+                        if opened is not None:
+                            opened.owner.resume(opened)
+                        await _one_step(inner.aclose(), opened)
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - whatever the consumer throws goes inside
+                        steps.append(inner.athrow(error))
+                    else:
+                        steps.append(inner.asend(sent))
+                        del sent
                     if opened is not None:
                         opened.owner.resume(opened)
-                    await _one_step(inner.aclose(), opened)
-                    raise
-                except BaseException as error:  # noqa: BLE001 - whatever the consumer throws goes inside
-                    steps.append(inner.athrow(error))
-                else:
-                    steps.append(inner.asend(sent))
-                    del sent
+            except StopAsyncIteration:
                 if opened is not None:
-                    opened.owner.resume(opened)
-        except StopAsyncIteration:
+                    await close(opened, None)
+            except BaseException as error:
+                if opened is not None:
+                    await close(opened, error)
+                raise
+        except BaseException:
             if opened is not None:
-                await close(opened, None)
-        except BaseException as error:
-            if opened is not None:
-                await close(opened, error)
+                opened.owner.mend(opened)
             raise
 
     return cast("types.FunctionType", call)

@@ -146,8 +146,10 @@ class Gate:
                 runtime.detach(token)
             elif runtime.current().get(OURS) is opened or (before is not None and opened.admission is None):
                 runtime.attach(opened.admission.context if before is None else before)
-        except (ValueError, RuntimeError) as error:  # of another context; or used already
-            self._ledger.fault("detach", error)
+        except ValueError:
+            self._ledger.count("context_moved")
+        except RuntimeError:  # the interrupt came just after it was detached
+            pass
 
     # -- inside ---------------------------------------------------------------------------------------
 
