@@ -127,7 +127,7 @@ class Reader:
     def _read(self, span: Span, seen_ns: int, *, final: bool = True) -> Record:
         near = None if self.vitals is None else self._near
         if self.warmth is None:
-            return reading.read(span, seen_ns, near=near, peaks=self.peaks)
+            return reading.read(span, seen_ns, near=near, peaks=self.peaks, fault=self._ledger.fault)
         verdict = self.warmth.verdict(span.cold, first_call=span.index == 0)
         if span.input_doubt and any(segment.place is not None for segment in span.segments):
             span.note(span.input_doubt)
@@ -137,7 +137,15 @@ class Reader:
             ended_ns = max(span.returned_ns, span.started_ns) + span.sync_ns
             to_unix = span.host.to_unix
             verdict = self.second_look.second_look(span.site, to_unix(span.started_ns), to_unix(ended_ns), verdict)
-        return reading.read(span, seen_ns, verdict, near=near, peaks=self.peaks, mode_reason=self._lasting(span))
+        return reading.read(
+            span,
+            seen_ns,
+            verdict,
+            near=near,
+            peaks=self.peaks,
+            mode_reason=self._lasting(span),
+            fault=self._ledger.fault,
+        )
 
     def _near(self, device_uuid: str | None, start_ns: int, end_ns: int) -> Sighting:
         """Ask the vitals. A fault of theirs must not cost the span its times."""

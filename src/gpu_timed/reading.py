@@ -27,6 +27,12 @@ _NOT_READ: Final = Sighting(NOT_SET, NOT_SET)
 
 Near = Callable[[str | None, int, int], Sighting]
 """Says what state the machine was in: :meth:`gpu_timed.ports.VitalsSource.at`."""
+Fault = Callable[[str, BaseException], None]
+_UNDESCRIBED: Final = Missing("internal_fault")
+
+
+def _untold(kind: str, error: BaseException) -> None:
+    """Tell nobody."""
 
 
 def read(
@@ -37,6 +43,7 @@ def read(
     near: Near | None = None,
     peaks: PeakBook | None = None,
     mode_reason: str = "",
+    fault: Fault = _untold,
 ) -> Record:
     """Build the record of *span*.
 
@@ -47,6 +54,7 @@ def read(
         near: Says what state the machine was in; None where that is not read.
         peaks: What devices were measured to do at most.
         mode_reason: Why the call did not run as it was to be launched.
+        fault: Told of what went wrong in here and costs the span no time.
     """
     missing = span.missing()
     if missing is not None and missing.reason == "device_error" and not span.device_error:
@@ -66,7 +74,7 @@ def read(
     if isinstance(found.end_ns, int) and span.late == "host":
         ended_ns = max(ended_ns, found.end_ns)
     place = span.segments[0].place if span.segments else None
-    info = None if place is None else _describe(place)
+    info = None if place is None else _describe(place, fault)
     unknown = missing if missing is not None else Missing("no_device")
     sighting = _NOT_READ if near is None else _sighting(near, info, found)
     if isinstance(sighting.vitals, Vitals) and sighting.vitals.slowed:
@@ -193,6 +201,10 @@ def _bound(found: Device) -> Bound:
     return "device" if found.proven_ns >= _PROVEN * found.device_ns else "unknown"
 
 
-def _describe(place: Any) -> DeviceInfo:
-    info: DeviceInfo = place.clock.describe(place)
+def _describe(place: Any, fault: Fault) -> DeviceInfo:
+    try:
+        info: DeviceInfo = place.clock.describe(place)
+    except Exception as error:  # noqa: BLE001 - what it is called must not cost the span its times
+        fault("describing", error)
+        info = DeviceInfo(place.device, _UNDESCRIBED, _UNDESCRIBED)
     return info

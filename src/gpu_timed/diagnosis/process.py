@@ -89,6 +89,9 @@ KINDS: Final[Mapping[str, _Kind]] = {
     ),
     "not_timed_in_compiled_region": _Kind("note", "names inside compiled regions, not timed: see targets"),
     "sampler_raised": _Kind("warning", "calls not recorded because the sampler raised", "see the log for the first"),
+    "write_raised": _Kind(
+        "warning", "writes to a span that its provider did not take: a status or link that is none", "see the log"
+    ),
     "attributes_raised": _Kind("warning", "calls whose attributes= function raised", "see the log for the first"),
     "work_raised": _Kind(
         "warning", "calls whose work= function raised, or returned no Work", "see the log for the first"
@@ -124,8 +127,19 @@ KINDS: Final[Mapping[str, _Kind]] = {
 SINK: Final = "sink_"
 INTERNAL: Final = frozenset(
     {
-        *("start", "enter", "leave", "wait", "submit", "settle", "suspend", "resume", "detach"),
-        *("asking", "reading", "release", "unhindered", "resolver", "unreadable", "probe_detach", "vitals", "counting"),
+        *("start", "enter", "leave", "mend", "wait", "submit", "settle", "suspend", "resume", "detach"),
+        *(
+            "asking",
+            "reading",
+            "describing",
+            "release",
+            "unhindered",
+            "resolver",
+            "unreadable",
+            "probe_detach",
+            "vitals",
+            "counting",
+        ),
     }
 )
 """Kinds that are a fault inside gpu_timed."""
