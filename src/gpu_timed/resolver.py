@@ -267,10 +267,10 @@ class Resolver:
                 self._pass_on(item)
                 self._in_hand = 0
             else:
-                self.reader.calm_for(item, stack, keep=True)
                 place = item.segments[-1].place if item.segments else None
                 self._lanes.setdefault(id(place), deque()).append(item)
                 self._waiting += 1
+                self.reader.calm_for(item, stack, keep=True)  # last: a fault of it must not lose the span
 
     def _look(self) -> None:
         for key, lane in list(self._lanes.items()):

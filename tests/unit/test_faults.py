@@ -42,6 +42,8 @@ from gpu_timed.work import Work
 MS = 1_000_000
 ALWAYS = 0
 PATIENCE_S = 0.4
+LONG_S = 20.0
+"""How long to wait for what must come, on a machine that is busy: spent only by a test that fails."""
 ORDINARY = {"handed_over", "no_provider", "boundary_without_asyncio"}
 """Counts that are no fault."""
 
@@ -206,7 +208,7 @@ TARGETS: dict[str, tuple[tuple[int, ...], set[str]]] = {
     "clock.floor_ns": ((1, 2, ALWAYS), {"reading"}),
     "clock.release": ((1, 2, ALWAYS), {"release"}),
     "clock.describe": ((1, ALWAYS), {"describing"}),
-    "clock.unhindered": ((1, 2, ALWAYS), {"unhindered", "wait"}),
+    "clock.unhindered": ((1, 2, ALWAYS), {"unhindered", "wait", "leave"}),
     "gate.admit": ((1, ALWAYS), {"enter"}),
     "gate.attach": ((1, ALWAYS), {"enter"}),
     "gate.attach_context": ((1, ALWAYS), {"resume"}),
@@ -320,14 +322,14 @@ def make(world: World, kind: str, sync: Any, *, raises: bool, late: Any = None) 
             step(world)
             return end()
 
-    @timed()
+    @timed(sync="boundary" if sync == "device" else sync)
     async def coroutine() -> object:
         step(world)
         await asyncio.sleep(0)
         step(world)
         return end()
 
-    @timed()
+    @timed(sync="boundary" if sync == "device" else sync)
     async def async_generator() -> Any:
         step(world)
         yield 1
@@ -401,7 +403,7 @@ def problems_of(
             otel_context.attach(before)
         world.device.run_dry()
         flush(0.05 if nth == ALWAYS else PATIENCE_S)
-    found = flush(PATIENCE_S)
+    found = flush(LONG_S)
     if found.pending:
         yield f"{found.pending} spans never resolved"
         return
@@ -434,9 +436,12 @@ def problems_of(
     world.warmth.happens = world.warmth.tunes = False
     make(world, kind, sync, raises=False, late=late)()
     world.device.run_dry()
-    if flush(PATIENCE_S).pending:
+    if flush(LONG_S).pending:
         yield "the next call never resolved"
-    healthy = [(record.device_ns, record.status, record.quality) for record in world.sink.records]
+    healthy = [
+        (record.device_ns, record.status, tuple(note for note in record.quality if note != "flops_counted"))
+        for record in world.sink.records
+    ]
     if healthy != [(TRUE_NS[kind], "ok", ())]:
         yield f"the next call told {healthy}"
     world.sink.records.clear()
@@ -448,7 +453,9 @@ POLICIES = (("boundary", "host"), ("deferred", "host"), ("deferred", "device_onl
 def strikes() -> Iterator[Any]:
     for target, (nths, _) in TARGETS.items():
         for nth, kind in itertools.product(nths, (*ONCE, *TWICE)):
-            if kind in ("method", "block") and (nth not in (1, ALWAYS) or target.startswith(("own.", "count"))):
+            if kind in ("method", "block") and (nth != 1 or target.startswith(("own.", "count"))):
+                continue
+            if kind == "async_generator" and nth not in (1, ALWAYS):
                 continue
             yield pytest.param(target, nth, kind, id=f"{target}-{nth or 'always'}-{kind}")
 
@@ -457,7 +464,9 @@ def strikes() -> Iterator[Any]:
 def test_a_fault_is_never_felt(world: World, kind: str, target: str, nth: int) -> None:
     """One part raises at its nth call, under each policy and ending: what holds without a fault holds with it."""
     for (sync, late), raises in itertools.product(POLICIES, [False, True]):
-        if sync == "device" and kind in ("coroutine", "async_generator"):
+        if sync == "device" and (kind not in ("function", "generator") or not target.startswith(("clock.", "host."))):
+            continue
+        if late == "device_only" and nth not in (1, ALWAYS):
             continue
         found = list(problems_of(world, kind, sync, target, raises=raises, nth=nth, late=late))
         assert (sync, late, raises, found) == (sync, late, raises, [])
