@@ -84,7 +84,7 @@ def test_a_device_assert_inside_open_spans(sync: str) -> None:
     assert len(found["told"]) == 6
 
 
-def test_an_illegal_address_under_other_threads(tmp_path: Any) -> None:
+def test_an_illegal_address_under_other_threads() -> None:
     """An illegal access in one thread while two others are measured: all threads end, with the driver's own error."""
     found = run("""
         errors, stop = [], threading.Event()

@@ -7,7 +7,6 @@ handler, or a generator that the garbage collector finalises, could run there.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import inspect
@@ -189,7 +188,7 @@ def async_generator(device: FakeDevice, **options: Any) -> Callable[[], object]:
     async def outer() -> object:
         running = call()
         try:
-            return [item async for item in running][0]
+            return await anext(running)
         finally:
             await running.aclose()
 
@@ -258,7 +257,7 @@ def at_every_point(
 def test_an_interrupt_at_any_point_leaves_nothing_behind(
     device: FakeDevice, make: Any, sync: Any, provider: str
 ) -> None:
-    """Ctrl-C at each point of gpu_timed's code: it comes out; context, marks and the next call are as they should be."""
+    """Ctrl-C at each point of gpu_timed's code comes out; context, marks and the next call are as they should be."""
     if provider != "none":
         made = TracerProvider(sampler=ALWAYS_ON if provider == "sdk" else ALWAYS_OFF, shutdown_on_exit=False)
         made.add_span_processor(SimpleSpanProcessor(InMemorySpanExporter()))
@@ -469,7 +468,7 @@ def limit() -> Iterator[None]:
 
 @pytest.mark.parametrize("make", ["function", "block", "generator"])
 def test_endless_recursion_ends_as_without_us(device: FakeDevice, make: str, limit: None) -> None:
-    """A timed function that calls itself without end raises its RecursionError; what was open is closed at each level."""
+    """A timed function that calls itself without end raises its RecursionError; each level closes what it opened."""
 
     @gpu_timed(name="call", sync="deferred")
     def again(depth: int) -> object:
