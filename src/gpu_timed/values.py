@@ -18,11 +18,13 @@ LONGEST: Final = 4096
 """Characters of a text, and items of a sequence, that are kept."""
 
 _PLAIN: Final = frozenset({str, bool, int, float})
-_DEEPEST: Final = 3
+_DEEPEST: Final = 2
 """Sequences inside sequences are looked into so far: one that contains itself has no end."""
-_ITEMS: Final = {3: LONGEST, 2: 32, 1: 4}
+_ITEMS: Final = {2: LONGEST, 1: 16}
 """Items kept by how much deeper it may go: a list of lists must not take seconds."""
 _MOST_DIMENSIONS: Final = 64
+_INT64: Final = 1 << 63
+"""What OTLP has room for: beyond it the encoder raises, and a whole batch is lost."""
 
 
 def clean(value: Any) -> AttributeValue | None:
@@ -32,6 +34,8 @@ def clean(value: Any) -> AttributeValue | None:
     become their type, shape and dtype, other objects their type's name. None stays None. Never raises.
     """
     kind = type(value)
+    if kind is int and not -_INT64 <= value < _INT64:
+        return _large(value)
     if kind in _PLAIN:
         return value if kind is not str or len(value) <= LONGEST else value[:LONGEST]  # type: ignore[no-any-return]
     if value is None:
@@ -40,6 +44,10 @@ def clean(value: Any) -> AttributeValue | None:
         return _clean(value, _DEEPEST)
     except Exception:  # noqa: BLE001 - an object of the user's whose properties raise
         return _name(kind)
+
+
+def _large(value: int) -> str:
+    return hex(value) if value.bit_length() < LONGEST else f"int({value.bit_length()} bits)"
 
 
 def _name(kind: type[Any]) -> str:
@@ -54,7 +62,7 @@ def _clean(value: Any, deeper: int) -> AttributeValue | None:
     if isinstance(value, str | bool | int | float):  # subclasses: str enums, torch.Size members, numpy.float64
         if isinstance(value, str):
             return clean(str.__str__(value))  # the text of a text enum, not its Python name
-        return float(value) if isinstance(value, float) else int(value)
+        return float(value) if isinstance(value, float) else clean(int(value))
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return _array(value)
     if isinstance(value, tuple | list):

@@ -131,7 +131,7 @@ def test_an_illegal_address_under_other_threads() -> None:
 
 @pytest.mark.parametrize("how", ["reset", "release"])
 def test_a_primary_context_that_goes_away(how: str) -> None:
-    """The context is destroyed while deferred spans wait: they are told without a time, and the process does not hang."""
+    """The context is destroyed while deferred spans wait: each is told, with a time or without, and nothing hangs."""
     call = {
         "reset": "cuda.cuDevicePrimaryCtxReset_v2(0)",
         "release": "cuda.cuDevicePrimaryCtxRelease_v2(0)",

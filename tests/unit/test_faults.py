@@ -37,6 +37,7 @@ from gpu_timed.reader import Reader
 from gpu_timed.record import NOT_SET, Missing, Record
 from gpu_timed.resolver import Resolver
 from gpu_timed.testing import FakeDevice, use_device
+from gpu_timed.values import clean
 from gpu_timed.work import Work
 
 MS = 1_000_000
@@ -394,8 +395,8 @@ def problems_of(
         sabotage.strike(world, target, patch)
         try:
             outcome = call()
-        except BaseException as error:
-            outcome = error
+        except BaseException as came:
+            outcome = came
         if outcome is not (OWN if raises else VALUE):
             yield f"the call gave {outcome!r}"
         if otel_context.get_current() is not before:
@@ -878,3 +879,104 @@ def test_shutting_down_while_a_thread_reads_loses_no_other_span(world: World, mo
         finally:
             go.set()
             waiting.join(10)
+
+
+# -- what is no Exception, and what is hostile ----------------------------------------------------------------------
+
+
+class Panic(BaseException):
+    """As a panic of Rust arrives in Python, or what ends a test or a task."""
+
+
+@pytest.mark.parametrize("late", ["host", "device_only"])
+def test_a_sink_may_raise_what_is_no_exception(world: World, late: Any) -> None:
+    """On gpu_timed's thread whatever a sink raises is counted, once a span, and the thread goes on."""
+
+    class Broken(Sink):
+        def emit(self, span: Any, record: Record) -> None:
+            raise Panic
+
+    with current.sink(Broken()):
+        for _ in range(3):
+            make(world, "function", "deferred", raises=False, late=late)()
+        world.device.run_dry()
+        found = flush(LONG_S)
+    assert (found.pending, found.counts["sink_Broken"]) == (0, 3)
+    assert world.resolver.running
+    make(world, "function", "deferred", raises=False)()
+    assert flush(LONG_S).pending == 0
+    assert len(world.sink.records) == 4
+
+
+def test_what_user_code_wrote_wrongly_costs_itself_alone(world: World, exporter: InMemorySpanExporter) -> None:
+    """A write that the SDK's span does not take is counted; the span is exported with everything else."""
+    with gpu_span("call", sync="deferred") as span:
+        span.set_attribute("before", 1)
+        span._write("add_event", ("name",), timestamp="no number", no_such="argument")
+        span.set_attribute("after", 2)
+        step(world)
+    assert flush(LONG_S).counts["write_raised"] == 1
+    made = next(span for span in exporter.get_finished_spans() if span.name == "call")
+    assert made.attributes is not None
+    assert (made.attributes["before"], made.attributes["after"]) == (1, 2)
+
+
+class Meta(type):
+    @property
+    def __module__(cls) -> str:  # type: ignore[override]
+        raise LookupError
+
+
+class Hostile(metaclass=Meta):
+    def __getattr__(self, name: str) -> Any:
+        raise LookupError(name)
+
+    def __str__(self) -> str:
+        raise LookupError
+
+    def __len__(self) -> int:
+        raise LookupError
+
+    def __iter__(self) -> Any:
+        raise LookupError
+
+
+class Endless:
+    dtype = "x" * 100_000
+
+    @property
+    def shape(self) -> Any:
+        return itertools.count()
+
+
+def inside_itself() -> list[Any]:
+    made: list[Any] = []
+    made += [made] * 4096
+    return made
+
+
+HOSTILE: dict[str, Callable[[], Any]] = {
+    "raising": Hostile,
+    "raising inside": lambda: [Hostile()],
+    "endless shape": Endless,
+    "inside itself": inside_itself,
+    "wide": lambda: [[0] * 4096] * 4096,
+    "large number": lambda: 1 << 100_000,
+    "bytes": lambda: b"x" * 10**7,
+}
+
+
+@pytest.mark.parametrize("what", list(HOSTILE))
+def test_hostile_attributes_are_named_or_left_out(world: World, what: str) -> None:
+    """Values that raise, have no end or hold themselves: the call goes on, and what is kept is bounded."""
+    value = HOSTILE[what]()
+    kept = clean(value)
+    assert kept is None or isinstance(kept, str | tuple)
+    assert not isinstance(kept, str) or len(kept) <= 4096
+    assert not isinstance(kept, tuple) or sum(len(str(item)) for item in kept) <= 4096 * 4096
+    with gpu_span("call", sync="deferred", attributes={"value": value, Hostile(): 1}) as span:  # type: ignore[dict-item]
+        span.set_attribute("value", value)
+        step(world)
+    world.device.run_dry()
+    assert flush(LONG_S).pending == 0
+    assert [record.device_ns for record in world.sink.records] == [2 * MS]
