@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from opentelemetry import context as otel_context
@@ -129,7 +129,8 @@ class World:
     def __init__(self, device: FakeDevice) -> None:
         self.device = self.clock = self.locator = device
         self.tracer = current.tracer()
-        self.tracer.warmth = self.tracer.resolver.reader.warmth = self.warmth = Warmth()
+        self.warmth = Warmth()
+        self.tracer.warmth = self.tracer.resolver.reader.warmth = cast("WarmthSource", self.warmth)
         self.gate = self.tracer.gate
         self.host = device.host
         self.resolver = self.tracer.resolver

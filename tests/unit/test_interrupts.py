@@ -12,7 +12,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -180,7 +180,7 @@ def coroutine(device: FakeDevice, **options: Any) -> Callable[[], object]:
 
 def async_generator(device: FakeDevice, **options: Any) -> Callable[[], object]:
     @gpu_timed(name="call", **options)
-    async def call() -> Any:
+    async def call() -> AsyncGenerator[object, None]:
         work(device)
         await _Pause()
         yield VALUE
