@@ -24,6 +24,8 @@ from gpu_timed.export import handover
 from gpu_timed.imports import ImportWatch
 from gpu_timed.ledger import Ledger
 from gpu_timed.ports import Door, Launch, Locator, Sink
+from gpu_timed.reading import blank
+from gpu_timed.record import Record
 from gpu_timed.settings import Settings, from_environment
 from gpu_timed.site import Site
 from gpu_timed.sites import Sites
@@ -86,6 +88,7 @@ def enter(
     *,
     suspends: bool = False,
     launch: Launch | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> Opened:
     """Open a span for one call of *site*. See :meth:`gpu_timed.tracer.Tracer.enter`. Never raises."""
     current = _state.tracer
@@ -95,7 +98,17 @@ def enter(
         except Exception as error:  # noqa: BLE001 - the user's call goes on
             _state.ledger.fault("start", error)
             return None
-    return current.enter(site, arguments, named, None, suspends, launch)  # by position: the hot path
+    try:
+        return current.enter(site, arguments, named, extra, suspends, launch)  # by position: the hot path
+    except RecursionError:  # no room on the stack for anything of ours: the user's function may still find it
+        _state.ledger.cramped += 1
+        return None
+
+
+def record_of_unsampled(site: Site) -> Record:
+    """Return a record that says of a call of *site* that it was not recorded."""
+    running = _state.tracer
+    return blank(site, time.time_ns()) if running is None else running.record_of_unsampled(site)
 
 
 def traced(name: str) -> None:
@@ -162,7 +175,7 @@ def limits() -> list[Limit]:
 
 def floors() -> Mapping[int, int]:
     """Return what an empty pair of marks reads at the least (ns), by device, where that is known; asks no device."""
-    known = None if _state.tracer is None else getattr(_state.tracer.locator, "floors", None)
+    known: Any = None if _state.tracer is None else getattr(_state.tracer.locator, "floors", None)
     return {} if known is None else dict(known())
 
 
@@ -189,7 +202,7 @@ def flush(timeout_s: float = 10.0) -> FlushResult:
     """
     deadline = time.monotonic() + timeout_s
     pending = 0 if _state.tracer is None else _state.tracer.resolver.flush(timeout_s)
-    answered = _flush_provider(deadline)
+    answered = _state.flusher.flush(handover.left(deadline), _state.ledger)
     return _state.deliveries.tell(_state.ledger, pending=pending, answered=False if _state.ended else answered)
 
 
@@ -207,9 +220,9 @@ def shutdown(timeout_s: float = 10.0) -> FlushResult:
         ending, _state.tracer = _state.tracer, None
     _state.endings.unwatch()
     pending = 0 if ending is None else ending.resolver.stop(timeout_s)
-    answered = _flush_provider(deadline)
+    answered = _state.flusher.flush(handover.left(deadline), _state.ledger)
     if _state.installed:
-        answered = handover.shut_down(_left(deadline), _state.ledger) and answered
+        answered = handover.shut_down(handover.left(deadline), _state.ledger) and answered
     answered = answered and not _state.ended  # the provider we made is shut down: nothing gets any further
     _state.ended = _state.installed
     return _state.deliveries.tell(_state.ledger, pending=pending, answered=answered, in_all=True)
@@ -234,8 +247,7 @@ def install_exporter(exporter: str, **options: Any) -> None:
 
         provider.install(exporter, ledger=_state.ledger, **options)
         _state.installed = True
-        _state.endings.watch()
-        _watch_forks()
+        _watch_ends()
 
 
 def stand_by_exporter(exporter: str, **options: Any) -> None:
@@ -250,8 +262,7 @@ def stand_by_exporter(exporter: str, **options: Any) -> None:
         _state.standby = provider.StandBy(exporter, ledger=_state.ledger, action=_step_in, **options)
         if _state.tracer is not None:
             _state.tracer.gate.on_none = _step_in
-        _state.endings.watch()
-        _watch_forks()
+        _watch_ends()
 
 
 def has_own_provider() -> bool:
@@ -312,13 +323,11 @@ def _make() -> Tracer:
         if held.warmth and _state.probes is None:
             _state.probes = assemble_probes(held, _state.ring, _state.imports, _state.ledger)
         made = assemble(held, _state.ledger, _state.ring if held.warmth else None, _state.sites, limits)
-        # The last to register runs first at exit: ours must run before that of the provider, which
-        # registers when the application makes it.
+        # The last to register runs first at exit: ours must run before that of the provider, made by the application.
         made.gate.on_provider.append(_state.endings.watch)
         made.gate.on_none = None if _state.standby is None else _step_in
         made.resolver.reader.second_look = _state.directories
-        _state.endings.watch()
-        _watch_forks()
+        _watch_ends()
         _state.tracer = made
         return made
 
@@ -336,7 +345,7 @@ def _at_exit() -> None:
     deadline = time.monotonic() + limit
 
     def last() -> None:
-        handover.shut_down(_left(deadline), _state.ledger)
+        handover.shut_down(handover.left(deadline), _state.ledger)
 
     if ending is not None and ending.resolver.running:
         # On the resolver's own thread, which can be left behind: no new one can be started any more.
@@ -358,21 +367,13 @@ def _at_worker_end() -> None:
     deadline = time.monotonic() + limit
     if ending is not None:
         ending.resolver.stop(limit)
-    _flush_provider(deadline)
+    _state.flusher.flush(handover.left(deadline), _state.ledger)
     if ending is not None and not ending.epoch:
         _state.deliveries.warn(_state.ledger)
 
 
-def _flush_provider(deadline: float) -> bool | None:
-    return _state.flusher.flush(_left(deadline), _state.ledger)
-
-
-def _left(deadline: float) -> float:
-    """Return the seconds until *deadline*, never none at all: a provider that is idle answers at once."""
-    return max(0.05, deadline - time.monotonic())
-
-
-def _watch_forks() -> None:
+def _watch_ends() -> None:
+    _state.endings.watch()
     if not _state.fork_hook and hasattr(os, "register_at_fork"):
         _state.fork_hook = True
         os.register_at_fork(after_in_child=_after_fork)

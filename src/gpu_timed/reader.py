@@ -45,7 +45,7 @@ class Reader:
         self.vitals = vitals
         self.peaks = peaks
         self._ledger = ledger
-        self._claiming = threading.Lock()
+        self._claiming = threading.RLock()
         self._calmed: dict[int, tuple[Clock, contextlib.ExitStack]] = {}
         self._clocks_dropped = 0
 
@@ -157,7 +157,7 @@ class Reader:
     def _read(self, span: Span, seen_ns: int, *, final: bool = True) -> Record:
         near = None if self.vitals is None else self._near
         if self.warmth is None:
-            return reading.read(span, seen_ns, near=near, peaks=self.peaks)
+            return reading.read(span, seen_ns, near=near, peaks=self.peaks, fault=self._ledger.fault)
         verdict = self.warmth.verdict(span.cold, first_call=span.index == 0)
         if span.set_up:
             verdict = _with_device(verdict, span.set_up)
@@ -169,7 +169,15 @@ class Reader:
             ended_ns = max(span.returned_ns, span.started_ns) + span.sync_ns
             to_unix = span.host.to_unix
             verdict = self.second_look.second_look(span.site, to_unix(span.started_ns), to_unix(ended_ns), verdict)
-        return reading.read(span, seen_ns, verdict, near=near, peaks=self.peaks, mode_reason=self._lasting(span))
+        return reading.read(
+            span,
+            seen_ns,
+            verdict,
+            near=near,
+            peaks=self.peaks,
+            mode_reason=self._lasting(span),
+            fault=self._ledger.fault,
+        )
 
     def _near(self, device_uuid: str | None, start_ns: int, end_ns: int) -> Sighting:
         """Ask the vitals. A fault of theirs must not cost the span its times."""

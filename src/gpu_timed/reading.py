@@ -28,6 +28,12 @@ _NOT_READ: Final = Sighting(NOT_SET, NOT_SET)
 
 Near = Callable[[str | None, int, int], Sighting]
 """Says what state the machine was in: :meth:`gpu_timed.ports.VitalsSource.at`."""
+Fault = Callable[[str, BaseException], None]
+_UNDESCRIBED: Final = Missing("internal_fault")
+
+
+def _untold(kind: str, error: BaseException) -> None:
+    """Tell nobody."""
 
 
 def read(
@@ -38,6 +44,7 @@ def read(
     near: Near | None = None,
     peaks: PeakBook | None = None,
     mode_reason: str = "",
+    fault: Fault = _untold,
 ) -> Record:
     """Build the record of *span*.
 
@@ -48,6 +55,7 @@ def read(
         near: Says what state the machine was in; None where that is not read.
         peaks: What devices were measured to do at most.
         mode_reason: Why the call did not run as it was to be launched.
+        fault: Told of what went wrong in here and costs the span no time.
     """
     if span.interleaved:
         span.note("interleaved")
@@ -69,7 +77,7 @@ def read(
     if isinstance(found.end_ns, int) and span.late == "host":
         ended_ns = max(ended_ns, found.end_ns)
     place = span.segments[0].place if span.segments else None
-    info = None if place is None else _describe(place)
+    info = None if place is None else _describe(place, fault)
     unknown = _NO_DEVICE if missing is None else missing
     sighting = _NOT_READ if near is None else _sighting(near, info, found)
     if isinstance(sighting.vitals, Vitals) and sighting.vitals.slowed:
@@ -197,6 +205,10 @@ def _bound(found: Device) -> Bound:
     return "device" if found.proven_ns >= _PROVEN * found.device_ns else "unknown"
 
 
-def _describe(place: Any) -> DeviceInfo:
-    info: DeviceInfo = place.clock.describe(place)
+def _describe(place: Any, fault: Fault) -> DeviceInfo:
+    try:
+        info: DeviceInfo = place.clock.describe(place)
+    except Exception as error:  # noqa: BLE001 - what it is called must not cost the span its times
+        fault("describing", error)
+        info = DeviceInfo(place.device, _UNDESCRIBED, _UNDESCRIBED)
     return info

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from gpu_timed.bounds import Limit
-from gpu_timed.courtesy import Courtesy
+from gpu_timed.courtesy import Bell, Courtesy
 from gpu_timed.errors import WaitTimeout
 from gpu_timed.ledger import Ledger
 from gpu_timed.peaks import PeakBook
@@ -39,7 +39,7 @@ class _Barrier:
 
     def __init__(self) -> None:
         self.before: list[Span] | None = None
-        self.passed = threading.Event()
+        self.passed = Bell()
 
 
 class Resolver:
@@ -64,8 +64,8 @@ class Resolver:
         self._hurried = 0
         self._idle = True
         self._courtesy = Courtesy()
-        self._wake = threading.Event()
-        self._lock = threading.Lock()
+        self._wake = Bell()
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._in_hand = 0
@@ -106,6 +106,14 @@ class Resolver:
         self._arrivals.append(span)
         if self._idle:
             self._rouse()
+
+    def take_in(self, span: Span) -> None:
+        """Take a span that :meth:`submit` could not be called for, or failed with: looked at with the next one.
+
+        It calls nothing but C: there may be no room left on the stack.
+        """
+        if not self.dead:
+            self._arrivals.append(span)
 
     def hand_over_now(self, span: Span) -> bool:
         """Pass on, on the calling thread, what is known of *span* as it returns; True if that is everything."""
@@ -179,7 +187,7 @@ class Resolver:
         left = self.flush(_SHARE_FOR_DEVICE * timeout_s)
         self._last = last
         self._stopping = True
-        self._wake.set()
+        self._wake.ring()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(max(_GRACE_S, deadline - time.monotonic()))
@@ -210,17 +218,24 @@ class Resolver:
 
     def _rouse_locked(self) -> None:
         if self._thread is None and not self._stopping:
-            thread = threading.Thread(target=self._run, name="gpu_timed-resolver", daemon=True)
+            # Before it is started: a signal's handler that comes here meanwhile must not start another.
+            thread = self._thread = threading.Thread(target=self._run, name="gpu_timed-resolver", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:  # no more threads for now: the next span tries again
+                self._thread = None
                 self._ledger.fault("thread_not_started", error)
                 return
-            self._thread = thread
+            except BaseException:  # an interrupt while it waits for the thread, which may be there or not
+                self._thread = None  # one that is there sees that it is not this one, and ends
+                raise
         self._idle = False
-        self._wake.set()
+        self._wake.ring()
 
     def _run(self) -> None:
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return
         with contextlib.ExitStack() as stack:
             stack.callback(self.reader.calm_no_more)
             while True:
@@ -228,7 +243,7 @@ class Resolver:
                 try:
                     self._take_arrivals(stack)
                     self._look()
-                except Exception as error:  # noqa: BLE001 - this thread must outlive anything
+                except BaseException as error:  # noqa: BLE001 - this thread must outlive anything
                     self._ledger.fault("resolver", error)
                 if self._stopping:
                     self._give_up()
@@ -263,10 +278,10 @@ class Resolver:
                 self._pass_on(item)
                 self._in_hand = 0
             else:
-                self.reader.calm_for(item, stack, keep=True)
                 place = item.segments[-1].place if item.segments else None
                 self._lanes.setdefault(id(place), deque()).append(item)
                 self._waiting += 1
+                self.reader.calm_for(item, stack, keep=True)  # last: a fault of it must not lose the span
 
     def _look(self) -> None:
         for key, lane in list(self._lanes.items()):
@@ -284,7 +299,7 @@ class Resolver:
         for barrier in list(self._barriers):
             if all(span.emitted for span in barrier.before or ()):
                 self._barriers.remove(barrier)
-                barrier.passed.set()
+                barrier.passed.ring()
 
     def _let_go(self) -> None:
         if not self._hurried and not self._stopping:  # else somebody waits for us
@@ -305,7 +320,7 @@ class Resolver:
                     self._pass_on(span)
         self._lanes.clear()
         for barrier in self._barriers:
-            barrier.passed.set()
+            barrier.passed.ring()
 
     def _pass_on(self, span: Span) -> None:
         record = span.found
@@ -315,7 +330,11 @@ class Resolver:
         for sink in self._sinks:
             try:
                 sink.emit(span, record)
-            except Exception as error:  # noqa: BLE001 - a user's processor or a full disk
+            except BaseException as error:  # a user's processor or a full disk
+                # Not every library's errors are Exceptions: a panic of Rust is none, nor what ends a task or a test.
+                if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
+                    span.emitted = True
+                    raise  # an interrupt of the user's
                 self._ledger.fault(f"sink_{type(sink).__name__}", error)
                 self._ledger.count("lost_in_sink")
         span.emitted = True

@@ -8,8 +8,8 @@ from threading import get_ident
 from typing import Any, Final, NamedTuple, Protocol
 
 from gpu_timed.clocks.host import HostClock
-from gpu_timed.context.recording import Admission, RecordingSpan, SilentSpan, message_of
-from gpu_timed.errors import ConfigurationError, WaitTimeout
+from gpu_timed.context.recording import Admission, RecordingSpan, message_of
+from gpu_timed.errors import WaitTimeout
 from gpu_timed.ports import MOST_WATCHERS, NOT_GIVEN, Interval, Launch, Locator, Mark, Place, WarmthSource
 from gpu_timed.record import NO_RESULTS, Missing, Record
 from gpu_timed.settings import LatePolicy, SyncPolicy
@@ -68,6 +68,10 @@ class Engine(Protocol):
         """Close the span."""
         ...
 
+    def mend(self, opened: Any) -> None:
+        """Do what an interrupt has left to do of closing it."""
+        ...
+
 
 class Span(RecordingSpan):
     """An open span. It is what ``get_current_span()`` returns inside the call, unless the provider made its own.
@@ -103,6 +107,9 @@ class Span(RecordingSpan):
     spoiled: bool = False
     token: Any = None
     saved_context: Any = None
+    caller_context: Any = None
+    #: It was passed on after its end.
+    submitted: bool = False
     #: Some thread has begun to read the marks.
     claimed: bool = False
     emitted: bool = False
@@ -255,15 +262,16 @@ class Span(RecordingSpan):
                 watchers.remove(self)
             except ValueError:
                 pass  # it is interleaved, which nobody has to tell it again
-            self._place = None
         elif isinstance(start, Missing) and start.reason == "not_initialised":
             here = self._locator.locate(self.launch)
             if not isinstance(here, Missing):
                 self.set_up = here.clock.name
-        if len(self.segments) < MOST_SEGMENTS:
-            self.segments.append(
-                _segment((place, start, self._called_ns, self._entered_ns, end, returned_ns, marked_ns))
-            )
+        made = _segment((place, start, self._called_ns, self._entered_ns, end, returned_ns, marked_ns))
+        room = len(self.segments) < MOST_SEGMENTS
+        # With nothing in between that lets an interrupt in: the marks are the span's or the segment's, never both's.
+        self._place, self._start = None, FAULT
+        if room:
+            self.segments.append(made)
         else:
             self.note("segments_overflow")
             self.unmarked += 1
@@ -362,37 +370,3 @@ class Span(RecordingSpan):
         elif place.clock.is_capturing(place):
             return Missing("captured")
         return place.clock.mark(place, values, start)
-
-
-class Unrecorded(SilentSpan):
-    """Stands in for a span that is not recorded: same calls, no work, nothing exported."""
-
-    token: Any = None
-    saved_context: Any = None
-
-    def __init__(self, owner: Any, site: Site, admission: Admission | None = None) -> None:
-        super().__init__(admission)
-        self.owner = owner
-        self.site = site
-
-    def set_work(self, work: Work) -> None:
-        """Take no note of it. As :meth:`Span.set_work`."""
-        _checked(work)
-
-    @property
-    def record(self) -> Record:
-        """A record in which everything is Missing("not_sampled")."""
-        record: Record = self.owner.record_of_unsampled(self.site)
-        return record
-
-    def wait(self, timeout_s: float | None = None) -> Record:  # noqa: ARG002 - the shape of Span.wait
-        """Return a record in which everything is Missing("not_sampled")."""
-        return self.record
-
-
-def _checked(work: Any) -> Work:
-    if not isinstance(work, Work):
-        raise ConfigurationError(
-            f"set_work() takes a Work, not {type(work).__name__}: span.set_work(Work(flops=2 * M * N * K))."
-        )
-    return work

@@ -14,8 +14,8 @@ from gpu_timed.callables import functions, kinds
 from gpu_timed.errors import ConfigurationError, NotCallableError, missing_extra
 from gpu_timed.settings import LatePolicy, SyncPolicy
 from gpu_timed.site import AttributeSource, Site, WorkSource, caller_attributes, code_attributes
-from gpu_timed.span import Span, Unrecorded
-from gpu_timed.values import clean_all
+from gpu_timed.span import Span
+from gpu_timed.unrecorded import Unrecorded
 from gpu_timed.work import COUNT, Work
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -195,9 +195,16 @@ class _Block:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        opened = self._opened.pop()
-        if opened is not None:
-            opened.owner.leave(opened, error)
+        opened = self._opened[-1]
+        try:
+            if opened is not None:
+                opened.owner.leave(opened, error)
+        except BaseException:  # an interrupt on the way into it
+            if opened is not None:
+                opened.owner.mend(opened)
+            raise
+        finally:
+            self._opened.pop()
 
     async def __aenter__(self) -> Span | Unrecorded:
         if self._site.sync == "device":
@@ -207,9 +214,16 @@ class _Block:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        opened = self._opened.pop()
-        if opened is not None:
-            await functions.close(opened, error)
+        opened = self._opened[-1]
+        try:
+            if opened is not None:
+                await functions.close(opened, error)
+        except BaseException:
+            if opened is not None:
+                opened.owner.mend(opened)
+            raise
+        finally:
+            self._opened.remove(opened)
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Refuse: the span is what the block gives."""
@@ -227,10 +241,13 @@ class _Block:
         )
 
     def _enter(self, *, suspends: bool) -> Span | Unrecorded:
-        tracer = current.tracer()
-        extra = clean_all(self._attributes) if self._attributes else None
-        opened = tracer.enter(self._site, extra=extra, suspends=suspends)
-        if self._work is not None and isinstance(opened, Span):
-            opened.work = self._work
-        self._opened.append(opened)
-        return opened if opened is not None else Unrecorded(tracer, self._site)
+        opened = current.enter(self._site, suspends=suspends, extra=self._attributes)
+        try:
+            if self._work is not None and isinstance(opened, Span):
+                opened.work = self._work
+            self._opened.append(opened)
+            return opened if opened is not None else Unrecorded(current, self._site)
+        except BaseException:  # an interrupt of the user's: what was not entered is not left
+            if opened is not None:
+                opened.owner.mend(opened)
+            raise

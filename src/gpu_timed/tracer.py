@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
+from gpu_timed import effort
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.context.gate import Gate
-from gpu_timed.context.recording import Admission
+from gpu_timed.context.recording import LEFT, Admission
 from gpu_timed.errors import DeviceFault
 from gpu_timed.ledger import Ledger
 from gpu_timed.ports import NOT_GIVEN, Launch, Locator, Mark, WarmthSource, WorkCounter
@@ -18,16 +19,11 @@ from gpu_timed.record import NOT_SAMPLED, Missing, Record
 from gpu_timed.resolver import Resolver
 from gpu_timed.settings import LatePolicy, Settings, SyncPolicy
 from gpu_timed.site import Site
-from gpu_timed.span import FAULT, INPUTS_UNSEEN, NEW_SHAPE, Span, Unrecorded
+from gpu_timed.span import FAULT, INPUTS_UNSEEN, NEW_SHAPE, Span
+from gpu_timed.unrecorded import Unrecorded
 from gpu_timed.values import AttributeValue, clean_all
-from gpu_timed.work import COUNT, Work
 
 DISABLED: Final = Missing("disabled")
-_CAPTURED: Final = Missing("not_counted", "the call was captured into a graph")
-_RAISED: Final = Missing("not_counted", "the call raised")
-_WORK_RAISED: Final = Missing("work_raised")
-_NOT_COUNTED: Final = Missing("not_counted")
-_SUSPENDED: Final = Missing("not_counted", "the call is suspended now and then: give it work=Work(...)")
 _SHORTEST_PAUSE_S: Final = 0.0002
 _LONGEST_PAUSE_S: Final = 0.002
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
@@ -71,7 +67,7 @@ class Tracer:
         site: Site,
         arguments: tuple[Any, ...] = (),
         named: Mapping[str, Any] = _NO_ARGUMENTS,
-        extra: Mapping[str, AttributeValue] | None = None,
+        extra: Mapping[str, Any] | None = None,
         suspends: bool = False,  # noqa: FBT001, FBT002 - by position: the hot path
         launch: Launch | None = None,
     ) -> Opened:
@@ -85,29 +81,30 @@ class Tracer:
         settings = self.settings
         if settings.disabled or (site.every > 1 and index % site.every):
             return None
-        span = None
+        opened: Opened = None
         try:
             attributes: Mapping[str, AttributeValue] = site.attributes
             if extra:
-                attributes = {**attributes, **extra}
+                attributes = {**attributes, **self._cleaned(lambda: extra)}
             if site.variable_attributes is not None:
-                attributes = {**attributes, **self._variable(site, arguments, named)}
+                attributes = {**attributes, **self._cleaned(site.variable_attributes, arguments, named)}
             admission = self.gate.admit(site.name, attributes)
             if admission is None:
                 return None
             if not isinstance(admission, Admission):
-                silent = Unrecorded(self, site)
+                opened = silent = Unrecorded(self, site)
+                silent.caller_context = self.gate.current()
                 silent.token = self.gate.attach_context(admission)
                 return silent
             if not admission.recorded:
-                silent = Unrecorded(self, site, admission)
+                opened = silent = Unrecorded(self, site, admission)
                 silent.token = self.gate.attach(silent)
                 return silent
             sync: SyncPolicy = site.sync or settings.sync or ("deferred" if suspends else "boundary")
             if suspends and sync == "device":
                 sync = "boundary"  # the process's policy would block the event loop
             late: LatePolicy = (site.late or settings.late) if settings.device_spans else "host"
-            span = Span(self, site, index, admission, attributes, sync, late)
+            opened = span = Span(self, site, index, admission, attributes, sync, late)
             span.token = self.gate.attach(span)
             if launch is not None or site.launch is not None:
                 span.launch = launch or site.launch
@@ -120,19 +117,19 @@ class Tracer:
             if full:
                 self.ledger.count("overflow")
             if site.work_source is not None:
-                self._find_work(span, arguments, named, suspends=suspends)
+                effort.find(span, self.counter, self.ledger, arguments, named, suspends=suspends)
             span.begin((arguments, named) if arguments or named else NOT_GIVEN, marked=not full)
             if span.counting is not None and span.captured:
-                self._stop_counting(span, _CAPTURED)
+                effort.stop_counting(span, self.ledger, effort.CAPTURED)
             return span
         except Exception as error:  # noqa: BLE001 - rule 1: the user's call goes on
+            self.gate.restore(opened)  # first of all, and no deeper on the stack than it was attached: there was room
             self.ledger.fault("enter", error)
-            if span is not None:
-                self._forget(span)
+            self._forget(opened)
             return None
-        except BaseException:
-            if span is not None:
-                self._forget(span)
+        except BaseException:  # an interrupt of the user's
+            self.gate.restore(opened)
+            self._forget(opened)
             raise
 
     def wait(self, span: Span, timeout_s: float | None) -> Record:
@@ -155,21 +152,40 @@ class Tracer:
             return
         try:
             self._end(opened, error, result)
-        finally:  # an interrupt of the user's, too, leaves the span behind
             self._leave_context(opened)
             if not self.dead:
                 if opened.sync == "deferred":
                     self.submit(opened)
                 else:
                     self.wait_and_submit(opened)
+        except BaseException:  # an interrupt of the user's
+            self.mend(opened)
+            raise
+
+    def mend(self, opened: Any) -> None:
+        """Do what is left to do of closing *opened*, after an interrupt of the user's in the midst of it.
+
+        For whoever called :meth:`leave`, :meth:`close`, :meth:`settle` and their like: an interrupt can come
+        before the first line of them. Does nothing where nothing is left.
+        """
+        try:
+            self.gate.restore(opened)
+            if isinstance(opened, Span) and not opened.submitted and not self.dead:
+                if opened.counting is not None:
+                    effort.stop_counting(opened, self.ledger, effort.RAISED)
+                if opened.place is not None:
+                    opened.spoil()
+                opened.end()
+                self.resolver.take_in(opened)
+                opened.submitted = True
+        except Exception as fault:  # noqa: BLE001 - rule 1
+            self.ledger.fault("mend", fault)
 
     def close(self, opened: Span | Unrecorded, error: BaseException | None = None, result: Any = None) -> bool:
         """End the last segment and give the caller its context back; returns whether a span is to be submitted."""
-        try:
-            if isinstance(opened, Span):
-                self._end(opened, error, result)
-        finally:
-            self._leave_context(opened)
+        if isinstance(opened, Span):
+            self._end(opened, error, result)
+        self._leave_context(opened)
         if isinstance(opened, Span):
             return not self.dead
         if opened.admission is not None:
@@ -194,14 +210,14 @@ class Tracer:
                 self.resolver.submit(span)
         except Exception as fault:  # noqa: BLE001 - rule 1
             self.ledger.fault("submit", fault)
-            self.resolver.abandon(span, FAULT)
-            span.admission.let_go()
+            self.resolver.take_in(span)
+        span.submitted = True
 
     def _end(self, span: Span, error: BaseException | None, result: Any) -> None:
         try:
             returned_ns = self.host.now_ns()
             if span.counting is not None:  # before anything of ours is counted as well
-                self._stop_counting(span, None if error is None else _RAISED)
+                effort.stop_counting(span, self.ledger, None if error is None else effort.RAISED)
             if span.sync == "device":
                 try:
                     self._wait_device(span)
@@ -227,23 +243,27 @@ class Tracer:
     def _leave_context(self, opened: Span | Unrecorded) -> None:
         """Give the caller its own context back. Never raises."""
         token = opened.token
-        if token is not None:
-            opened.token = None
+        if token is not None and token is not LEFT:
             try:
                 self.gate.detach(token)
             except Exception as fault:  # noqa: BLE001 - rule 1
                 self.ledger.fault("detach", fault)
+            opened.token = LEFT
 
-    def _forget(self, span: Span) -> None:
-        """Undo a span whose entering failed half-way."""
-        if span.counting is not None:
-            self._stop_counting(span, _RAISED)
-        self._leave_context(span)
-        span.spoil()
-        if span.admission.foreign is not None:
-            span.admission.foreign.end()
-        self.resolver.abandon(span, FAULT)
-        span.admission.let_go()
+    def _forget(self, span: Opened) -> None:
+        """Undo a span whose entering failed half-way, and whose context was given back. Never raises."""
+        if not isinstance(span, Span):
+            return
+        try:
+            if span.counting is not None:
+                effort.stop_counting(span, self.ledger, effort.RAISED)
+            span.spoil()
+            if span.admission.foreign is not None:
+                span.admission.foreign.end()
+            self.resolver.abandon(span, FAULT)
+            span.admission.let_go()
+        except Exception as fault:  # noqa: BLE001 - a provider of the user's, or no room on the stack
+            self.ledger.fault("enter", fault)
 
     def _wait_at_boundary(self, span: Span) -> None:
         with ExitStack() as stack:
@@ -275,12 +295,16 @@ class Tracer:
             if isinstance(opened, Span):
                 if opened.counting is not None:
                     opened.site.counted = None  # nor will any other of its calls be
-                    self._stop_counting(opened, _SUSPENDED)
+                    effort.stop_counting(opened, self.ledger, effort.SUSPENDED)
                 opened.finish(self.host.now_ns())
             # What user code attached inside must still be there when it goes on.
             opened.saved_context = self.gate.current()
         except Exception as fault:  # noqa: BLE001 - rule 1
             self._spoil("suspend", opened, fault)
+        except BaseException:  # an interrupt of the user's: what ends the span must not end this segment again
+            if isinstance(opened, Span):
+                opened.spoil()
+            raise
         finally:
             self._leave_context(opened)
 
@@ -289,6 +313,7 @@ class Tracer:
         try:
             if opened.saved_context is not None:
                 saved, opened.saved_context = opened.saved_context, None
+                opened.caller_context, opened.token = self.gate.current(), None
                 opened.token = self.gate.attach_context(saved)
             if isinstance(opened, Span) and not opened.spoiled:
                 opened.begin(marked=not self.resolver.full)
@@ -349,43 +374,14 @@ class Tracer:
             span.input_doubt = INPUTS_UNSEEN
             self.ledger.fault("inputs_unreadable", error)
 
-    def _variable(self, site: Site, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, AttributeValue]:
-        assert site.variable_attributes is not None  # noqa: S101 - the caller looked
+    def _cleaned(
+        self,
+        make: Callable[..., Mapping[str, Any]],
+        arguments: tuple[Any, ...] = (),
+        named: Mapping[str, Any] = _NO_ARGUMENTS,
+    ) -> dict[str, AttributeValue]:
         try:
-            return clean_all(site.variable_attributes(*arguments, **named))
-        except Exception as error:  # noqa: BLE001 - the user's function of attributes
+            return clean_all(make(*arguments, **named))
+        except Exception as error:  # noqa: BLE001 - the user's function of attributes, or mapping
             self.ledger.fault("attributes_raised", error)
             return {}
-
-    def _find_work(self, span: Span, arguments: tuple[Any, ...], named: Mapping[str, Any], *, suspends: bool) -> None:
-        """Ask what the call has to do: the user's function, or what torch counts or has counted. Never raises."""
-        site = span.site
-        try:
-            if site.work_source != COUNT:
-                found = site.work_source(*arguments, **named)
-                if found is not None and not isinstance(found, Work):
-                    raise TypeError(f"work= returned {type(found).__name__}, no Work")  # noqa: TRY301
-                span.work = found
-            elif suspends or site.counted is None:
-                span.work = _SUSPENDED
-            elif self.counter is not None:
-                started = self.counter.begin(site.counted, arguments, named)
-                if isinstance(started, Work | Missing):
-                    span.work = started
-                else:
-                    span.counting = started
-        except Exception as error:  # noqa: BLE001 - the user's function, or a torch that is not known
-            counts = site.work_source == COUNT
-            self.ledger.fault("counting" if counts else "work_raised", error)
-            span.work = _NOT_COUNTED if counts else _WORK_RAISED
-
-    def _stop_counting(self, span: Span, spoilt: Missing | None) -> None:
-        """Take the counter off the thread, and keep what it counted, unless *spoilt* says why not. Never raises."""
-        counting, span.counting = span.counting, None
-        span.note("flops_counted")
-        try:
-            found = counting.stop(spoilt)
-            span.work = span.work or found  # what the call said of itself stands
-        except Exception as error:  # noqa: BLE001 - rule 1
-            self.ledger.fault("counting", error)
-            span.work = span.work or _NOT_COUNTED

@@ -99,11 +99,15 @@ def _plain(function: Callable[..., Any], site: Site, door: Door) -> types.Functi
         if opened is None:
             return function(*args, **kwargs)
         try:
-            result = function(*args, **kwargs)
-        except BaseException as error:
-            opened.owner.leave(opened, error)
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                opened.owner.leave(opened, error)
+                raise
+            opened.owner.leave(opened, None, result)
+        except BaseException:  # the user's own; or an interrupt on the way into leave()
+            opened.owner.mend(opened)
             raise
-        opened.owner.leave(opened, None, result)
         return result
 
     return cast("types.FunctionType", call)
@@ -116,11 +120,15 @@ def _generator(function: Callable[..., Any], site: Site, door: Door) -> types.Fu
         if opened is None:
             return (yield from inner)
         try:
-            result = yield from _steps(inner, opened)
-        except BaseException as error:
-            opened.owner.leave(opened, error)
+            try:
+                result = yield from _steps(inner, opened)
+            except BaseException as error:
+                opened.owner.leave(opened, error)
+                raise
+            opened.owner.leave(opened, None, result)
+        except BaseException:
+            opened.owner.mend(opened)
             raise
-        opened.owner.leave(opened, None, result)
         return result
 
     return cast("types.FunctionType", call)
@@ -135,11 +143,15 @@ def _generator_coroutine(function: Callable[..., Any], site: Site, door: Door) -
         if opened is None:
             return (yield from inner)
         try:
-            result = yield from _steps(inner, opened)
-        except BaseException as error:
-            yield from close(opened, error).__await__()
+            try:
+                result = yield from _steps(inner, opened)
+            except BaseException as error:
+                yield from close(opened, error).__await__()
+                raise
+            yield from close(opened, None, result).__await__()
+        except BaseException:
+            opened.owner.mend(opened)
             raise
-        yield from close(opened, None, result).__await__()
         return result
 
     return cast("types.FunctionType", types.coroutine(call))
@@ -152,11 +164,15 @@ def _coroutine(function: Callable[..., Any], site: Site, door: Door) -> types.Fu
         if opened is None:
             return await inner
         try:
-            result = await _Stepped(inner, opened)
-        except BaseException as error:
-            await close(opened, error)
+            try:
+                result = await _Stepped(inner, opened)
+            except BaseException as error:
+                await close(opened, error)
+                raise
+            await close(opened, None, result)
+        except BaseException:
+            opened.owner.mend(opened)
             raise
-        await close(opened, None, result)
         return result
 
     return cast("types.FunctionType", call)
@@ -165,34 +181,39 @@ def _coroutine(function: Callable[..., Any], site: Site, door: Door) -> types.Fu
 def _async_generator(function: Callable[..., Any], site: Site, door: Door) -> types.FunctionType:
     async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inner = function(*args, **kwargs)
-        opened = door.enter(site, args, kwargs, suspends=True)
         # A step is taken out of the list as it is awaited: a local name would keep what is thrown in alive.
         steps: list[Awaitable[Any]] = [inner.asend(None)]
+        opened = door.enter(site, args, kwargs, suspends=True)
         try:
-            while True:
-                item = await _one_step(steps.pop(), opened)
-                if opened is not None:
-                    opened.owner.suspend(opened)
-                try:
-                    sent = yield item
-                except GeneratorExit:
+            try:
+                while True:
+                    item = await _one_step(steps.pop(), opened)
+                    if opened is not None:
+                        opened.owner.suspend(opened)
+                    try:
+                        sent = yield item
+                    except GeneratorExit:
+                        if opened is not None:
+                            opened.owner.resume(opened)
+                        await _one_step(inner.aclose(), opened)
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - whatever the consumer throws goes inside
+                        steps.append(inner.athrow(error))
+                    else:
+                        steps.append(inner.asend(sent))
+                        del sent
                     if opened is not None:
                         opened.owner.resume(opened)
-                    await _one_step(inner.aclose(), opened)
-                    raise
-                except BaseException as error:  # noqa: BLE001 - whatever the consumer throws goes inside
-                    steps.append(inner.athrow(error))
-                else:
-                    steps.append(inner.asend(sent))
-                    del sent
+            except StopAsyncIteration:
                 if opened is not None:
-                    opened.owner.resume(opened)
-        except StopAsyncIteration:
+                    await close(opened, None)
+            except BaseException as error:
+                if opened is not None:
+                    await close(opened, error)
+                raise
+        except BaseException:
             if opened is not None:
-                await close(opened, None)
-        except BaseException as error:
-            if opened is not None:
-                await close(opened, error)
+                opened.owner.mend(opened)
             raise
 
     return cast("types.FunctionType", call)
@@ -201,12 +222,16 @@ def _async_generator(function: Callable[..., Any], site: Site, door: Door) -> ty
 async def close(opened: Any, error: BaseException | None, result: Any = None) -> None:
     """End the span; after a normal end or an error, wait as its policy says; never while being torn down."""
     owner = opened.owner
-    if not owner.close(opened, error, result):
-        return
-    if error is None or isinstance(error, Exception):
-        await owner.settle(opened)
-    else:
-        owner.submit(opened)
+    try:
+        if not owner.close(opened, error, result):
+            return
+        if error is None or isinstance(error, Exception):
+            await owner.settle(opened)
+        else:
+            owner.submit(opened)
+    except BaseException:  # an interrupt, or this task was cancelled
+        owner.mend(opened)
+        raise
 
 
 def _one_step(step: Awaitable[Any], opened: Any) -> Awaitable[Any]:

@@ -128,11 +128,15 @@ class _TimedLaunch(wrapt.CallableObjectProxy):  # type: ignore[type-arg] # not g
         if opened is None:
             return self._self_call(*args)
         try:
-            result = self._self_call(*args)
-        except BaseException as error:
-            opened.owner.leave(opened, error)
+            try:
+                result = self._self_call(*args)
+            except BaseException as error:
+                opened.owner.leave(opened, error)
+                raise
+            opened.owner.leave(opened)
+        except BaseException:  # the user's own; or an interrupt on the way into leave()
+            opened.owner.mend(opened)
             raise
-        opened.owner.leave(opened)
         return result
 
     def __copy__(self) -> Any:

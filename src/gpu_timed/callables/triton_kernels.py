@@ -70,11 +70,15 @@ class _TimedLaunches:
         if opened is None:
             return run(*args, **kwargs)
         try:
-            result = run(*args, **kwargs)
-        except BaseException as error:
-            opened.owner.leave(opened, error)
+            try:
+                result = run(*args, **kwargs)
+            except BaseException as error:
+                opened.owner.leave(opened, error)
+                raise
+            opened.owner.leave(opened)
+        except BaseException:  # the user's own; or an interrupt on the way into leave()
+            opened.owner.mend(opened)
             raise
-        opened.owner.leave(opened)
         return result
 
     def __hash__(self) -> int:

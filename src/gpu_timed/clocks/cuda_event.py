@@ -55,7 +55,7 @@ class _Device:
         self.context = context
         self.free: list[CudaMark] = []
         self.made = self.destroyed = 0
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.timeline = Timeline()
         self.anchor_stream = 0
         self.floor: Floor | None = None
@@ -78,7 +78,7 @@ class CudaEventClock:
         self._record = library.cuEventRecord
         self._is_capturing = library.cuStreamIsCapturing
         self._devices: dict[int, _Device] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     # -- placing marks: the hot path ------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class KernelRecords:
         self._cupti: Any = None
         self._layouts: dict[int, Layout] = {}
         self._undo: list[tuple[str, Callable[[], Any]]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._chunks: list[Chunk] = []
         self._kept = self._over = 0
         self._faults: list[str] = []

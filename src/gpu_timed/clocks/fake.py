@@ -28,7 +28,7 @@ class FakeHost:
 
     def __init__(self, start_ns: int = 1_000_000_000) -> None:
         self._now = start_ns
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def now_ns(self) -> int:
         """Return the time shown."""

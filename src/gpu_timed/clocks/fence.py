@@ -95,7 +95,7 @@ class FenceClock:
         self._runtime = runtime
         self._now_ns = now_ns
         self._pending: deque[FenceMark] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._looking = False
         self._dropped = 0
         self._arrived = threading.Event()

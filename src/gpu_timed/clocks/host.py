@@ -27,7 +27,7 @@ class HostClock:
     ) -> None:
         self.now_ns = now_ns
         self._unix_ns = unix_ns
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._offset, self._bracket = self._read()
         self._read_at = now_ns()
 

@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 
 from gpu_timed.context import runtime
-from gpu_timed.context.recording import OURS, Admission, RecordingSpan, SilentSpan
+from gpu_timed.context.recording import LEFT, OURS, Admission, RecordingSpan, SilentSpan
 from gpu_timed.context.sampling import SAMPLED, StaticRules
 from gpu_timed.ledger import Ledger
 from gpu_timed.values import AttributeValue
@@ -132,6 +132,24 @@ class Gate:
             runtime.detach(token)
         except ValueError:
             self._ledger.count("context_moved")
+
+    def restore(self, opened: Any) -> None:
+        """Give the caller of *opened* its context back, also where an interrupt has lost the token. Never raises."""
+        if opened is None:
+            return
+        token, before = opened.token, opened.caller_context
+        if token is LEFT:
+            return
+        try:
+            opened.token = LEFT
+            if token is not None:
+                runtime.detach(token)
+            elif runtime.current().get(OURS) is opened or (before is not None and opened.admission is None):
+                runtime.attach(opened.admission.context if before is None else before)
+        except ValueError:
+            self._ledger.count("context_moved")
+        except RuntimeError:  # the interrupt came just after it was detached
+            pass
 
     # -- inside ---------------------------------------------------------------------------------------
 

@@ -24,8 +24,14 @@ from gpu_timed.values import AttributeValue, clean, clean_all
 Write = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 _LONGEST_TRACE: Final = 65_536
+_DEEP: Final = 128
+_INNERMOST: Final = 32
+"""Of a trace of more than 128 frames only so many are shown: out of an endless recursion each level would show all that
+are below it, at some 0.1 ms each."""
 OURS: Final = otel_context.create_key("gpu_timed.span")
 """The key under which a context holds the nearest span of ours."""
+LEFT: Final = object()
+"""In the place of the token of a context that was left."""
 MOST_WRITES: Final = 10_000
 """Writes kept for one span; the SDK's own limits (128 attributes, 128 events) are far below."""
 
@@ -281,6 +287,10 @@ def message_of(error: BaseException) -> str:
 
 def _stacktrace(error: BaseException) -> str:
     try:
-        return "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]  # the end says what was raised
+        depth, step = 0, error.__traceback__
+        while step is not None and depth <= _DEEP:
+            depth, step = depth + 1, step.tb_next
+        limit = None if step is None else -_INNERMOST
+        return "".join(traceback.format_exception(error, limit=limit))[-_LONGEST_TRACE:]  # the end says what was raised
     except Exception as failure:  # noqa: BLE001 - a broken __str__ or __repr__ of the user's class
         return f"<no stack trace: {type(failure).__name__}>"

@@ -89,6 +89,9 @@ KINDS: Final[Mapping[str, _Kind]] = {
     ),
     "not_timed_in_compiled_region": _Kind("note", "names inside compiled regions, not timed: see targets"),
     "sampler_raised": _Kind("warning", "calls not recorded because the sampler raised", "see the log for the first"),
+    "write_raised": _Kind(
+        "warning", "writes to a span that its provider did not take: a status or link that is none", "see the log"
+    ),
     "attributes_raised": _Kind("warning", "calls whose attributes= function raised", "see the log for the first"),
     "work_raised": _Kind(
         "warning", "calls whose work= function raised, or returned no Work", "see the log for the first"
@@ -113,6 +116,7 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "sites_overflow": _Kind("warning", "span names beyond the limit", "take names from code, never from data"),
     "thread_not_started": _Kind("warning", "times that no thread could be started", "raise the limit on threads"),
     "resolver_stuck": _Kind("warning", "times that gpu_timed's thread did not end in time", "see the log"),
+    "no_room_on_the_stack": _Kind("note", "calls too deep in recursion to be measured as well"),
     "logging_failed": _Kind("note", "warnings that the application's logging did not take"),
     "cache_watch_skipped": _Kind(
         "note", "times that a watched cache was not looked at, to spare the time: what was built then is not told"
@@ -130,10 +134,11 @@ KINDS: Final[Mapping[str, _Kind]] = {
 SINK: Final = "sink_"
 INTERNAL: Final = frozenset(
     {
-        *("start", "enter", "leave", "wait", "submit", "settle", "suspend", "resume", "detach"),
+        *("start", "enter", "leave", "mend", "wait", "submit", "settle", "suspend", "resume", "detach"),
         *(
             "asking",
             "reading",
+            "describing",
             "release",
             "unhindered",
             "resolver",

@@ -23,7 +23,7 @@ class Flusher:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._left_behind: threading.Thread | None = None
 
     def flush(self, timeout_s: float, ledger: Ledger) -> bool | None:
@@ -44,11 +44,16 @@ class Flusher:
                 before.join(max(0.0, deadline - time.monotonic()))
                 if before.is_alive():
                     return False
-            left = max(0.05, deadline - time.monotonic())
-            answered, self._left_behind = _within(lambda: bool(flush(max(1, int(left * 1000)))), left, ledger)
+            rest = left(deadline)
+            answered, self._left_behind = _within(lambda: bool(flush(max(1, int(rest * 1000)))), rest, ledger)
             return answered
         finally:
             self._lock.release()
+
+
+def left(deadline: float) -> float:
+    """Return the seconds until *deadline* (monotonic), never none at all: a provider that is idle answers at once."""
+    return max(0.05, deadline - time.monotonic())
 
 
 def shut_down(timeout_s: float, ledger: Ledger) -> bool | None:

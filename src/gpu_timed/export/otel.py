@@ -119,8 +119,14 @@ class OtelSink:
                 start_time=record.start_ns,
             )
         for method, arguments, named in span.writes or ():
-            getattr(host, method)(*arguments, **named)
-        host.set_attributes(held)
+            try:
+                getattr(host, method)(*arguments, **named)
+            except Exception as error:  # noqa: BLE001 - what user code wrote costs itself, and not the span
+                self._ledger.fault("write_raised", error)
+        try:
+            host.set_attributes(held)
+        except Exception as error:  # noqa: BLE001 - a span that was begun is ended
+            self._ledger.fault("write_raised", error)
         return host
 
     def _make_device(self, span: Any, record: Record, tracer: Any, host: Any, held: dict[str, Any]) -> None:
@@ -141,9 +147,11 @@ class OtelSink:
         device.end(end_time=record.device_end_ns)
 
     def _end_host(self, host: Any, record: Record) -> None:
-        if record.status == "error":
-            host.set_status(Status(StatusCode.ERROR, record.error))
-        host.end(end_time=record.end_ns)
+        try:
+            if record.status == "error":
+                host.set_status(Status(StatusCode.ERROR, record.error))
+        finally:
+            host.end(end_time=record.end_ns)
 
 
 def _clone(original: Any) -> Any:

@@ -98,7 +98,7 @@ class DirectoryProbe:
         self._usual: weakref.WeakKeyDictionary[Site, _Usual] = weakref.WeakKeyDictionary()
         self._looks: dict[str, _Files] = {}
         self._rested_ns = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def watch(self, directory: str | os.PathLike[str], name: str | None) -> Callable[[], None]:
         """Watch *directory*; returns what ends it. See :func:`gpu_timed.watch_cache`.
@@ -149,7 +149,7 @@ class DirectoryProbe:
 
     def restart(self) -> None:
         """Begin anew in a forked child, whose copy of the lock may be held by a thread it does not have."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def second_look(self, site: Site, began_ns: int, ended_ns: int, verdict: Verdict) -> Verdict:
         """Return *verdict*, or a colder one if a file was written between two times (Unix, nanoseconds)."""

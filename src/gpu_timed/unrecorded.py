@@ -1,0 +1,44 @@
+"""What stands in for a span that is not recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu_timed.context.recording import Admission, SilentSpan
+from gpu_timed.record import Record
+from gpu_timed.site import Site
+
+
+class Unrecorded(SilentSpan):
+    """Stands in for a span that is not recorded: same calls, no work, nothing exported."""
+
+    token: Any = None
+    saved_context: Any = None
+    caller_context: Any = None
+
+    def __init__(self, owner: Any, site: Site, admission: Admission | None = None) -> None:
+        super().__init__(admission)
+        self.owner = owner
+        self.site = site
+
+    def set_work(self, work: Work) -> None:
+        """Take no note of it. As :meth:`Span.set_work`."""
+        _checked(work)
+
+    @property
+    def record(self) -> Record:
+        """A record in which everything is Missing("not_sampled")."""
+        record: Record = self.owner.record_of_unsampled(self.site)
+        return record
+
+    def wait(self, timeout_s: float | None = None) -> Record:  # noqa: ARG002 - the shape of Span.wait
+        """Return a record in which everything is Missing("not_sampled")."""
+        return self.record
+
+
+def _checked(work: Any) -> Work:
+    if not isinstance(work, Work):
+        raise ConfigurationError(
+            f"set_work() takes a Work, not {type(work).__name__}: span.set_work(Work(flops=2 * M * N * K))."
+        )
+    return work
