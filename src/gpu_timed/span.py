@@ -16,7 +16,7 @@ from gpu_timed.settings import LatePolicy, SyncPolicy
 from gpu_timed.site import Site
 from gpu_timed.strangers import tell_strangers
 from gpu_timed.values import AttributeValue
-from gpu_timed.work import Work
+from gpu_timed.work import Work, one_work
 
 MOST_SEGMENTS: Final = 4096
 """Resumptions of one coroutine that are marked; beyond it the device time is Missing("overflow")."""
@@ -189,7 +189,7 @@ class Span(RecordingSpan):
         Raises:
             ConfigurationError: *work* is no :class:`~gpu_timed.work.Work`.
         """
-        self.work = _checked(work)
+        self.work = one_work(work)
 
     # -- for the engine -------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Any
 from gpu_timed.context.recording import Admission, SilentSpan
 from gpu_timed.record import Record
 from gpu_timed.site import Site
+from gpu_timed.work import Work, one_work
 
 
 class Unrecorded(SilentSpan):
@@ -23,7 +24,7 @@ class Unrecorded(SilentSpan):
 
     def set_work(self, work: Work) -> None:
         """Take no note of it. As :meth:`Span.set_work`."""
-        _checked(work)
+        one_work(work)
 
     @property
     def record(self) -> Record:
@@ -34,11 +35,3 @@ class Unrecorded(SilentSpan):
     def wait(self, timeout_s: float | None = None) -> Record:  # noqa: ARG002 - the shape of Span.wait
         """Return a record in which everything is Missing("not_sampled")."""
         return self.record
-
-
-def _checked(work: Any) -> Work:
-    if not isinstance(work, Work):
-        raise ConfigurationError(
-            f"set_work() takes a Work, not {type(work).__name__}: span.set_work(Work(flops=2 * M * N * K))."
-        )
-    return work

@@ -105,3 +105,16 @@ def check_work(value: Any) -> None:
             f"work must be a Work, a function of the call's arguments that returns one, or {COUNT!r}, not {shown}: "
             "write work=Work(flops=2 * M * N * K)."
         )
+
+
+def one_work(work: Any) -> Work:
+    """Return *work*.
+
+    Raises:
+        ConfigurationError: It is no :class:`Work`.
+    """
+    if not isinstance(work, Work):
+        raise ConfigurationError(
+            f"set_work() takes a Work, not {type(work).__name__}: span.set_work(Work(flops=2 * M * N * K))."
+        )
+    return work
