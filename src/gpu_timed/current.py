@@ -22,6 +22,8 @@ from gpu_timed.errors import ConfigurationError
 from gpu_timed.export import handover
 from gpu_timed.imports import ImportWatch
 from gpu_timed.ledger import Ledger
+from gpu_timed.mode_values import parse_rules
+from gpu_timed.modes.choice import Switch
 from gpu_timed.ports import Door, Launch, Locator, Sink
 from gpu_timed.settings import Settings, from_environment
 from gpu_timed.site import Site
@@ -56,6 +58,11 @@ class _State:
         self.ended = False
 
 
+def ledger() -> Ledger:
+    """Return the counts of this process."""
+    return _state.ledger
+
+
 def settings() -> Settings:
     """Return the process's settings, read from the environment the first time.
 
@@ -64,6 +71,7 @@ def settings() -> Settings:
     """
     if _state.settings is None:
         _state.settings = from_environment()
+        modes.set_rules(parse_rules(_state.settings.mode))
     return _state.settings
 
 
@@ -71,6 +79,7 @@ def set_settings(**values: Any) -> None:
     """Change the given settings; spans that are open keep the ones they began with."""
     with _state.lock:
         _state.settings = settings().with_values(**values)
+        modes.set_rules(parse_rules(_state.settings.mode))
         if _state.tracer is not None:
             _state.tracer.settings = _state.settings
             _state.tracer.resolver.settings = _state.settings
@@ -115,7 +124,9 @@ def traced(name: str) -> None:
 # The mark of ``torch.compiler.assume_constant_result``, set without importing torch: Dynamo then calls
 # this while it traces, instead of tracing it.
 traced._dynamo_marked_constant = True  # type: ignore[attr-defined] # noqa: SLF001
-door: Final = Door(enter, traced)
+modes: Final = Switch(__name__, "modes", ledger)
+"""Which mode calls run in, in this process."""
+door: Final = Door(enter, traced, modes)
 
 
 def probes() -> Mapping[str, str]:
@@ -136,11 +147,6 @@ def imports() -> ImportWatch:
 def targets() -> list[Any]:
     """Return what is timed by name in this process, or waits for its module. See :mod:`gpu_timed.targets`."""
     return _state.targets
-
-
-def ledger() -> Ledger:
-    """Return the counts of this process."""
-    return _state.ledger
 
 
 def process_state() -> Process:
@@ -290,6 +296,7 @@ def reset() -> None:
         _state.settings = None
         _state.ledger = Ledger()
         _state.sites.forget()
+        modes.forget()
         _state.traced = set()
         _state.targets = []
         _state.imports.close()
@@ -392,6 +399,7 @@ def _after_fork() -> None:
     _state.tracer = None
     _state.deliveries.forget()
     _state.sites.forget_calls()
+    modes.after_fork()
     if old is not None:
         old.dead = True
         old.resolver.dead = True
