@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from gpu_timed.assembly import assemble
+from gpu_timed.assembly import assemble, switch
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.delivery import Deliveries, FlushResult
 from gpu_timed.diagnosis.process import Process
@@ -22,8 +22,6 @@ from gpu_timed.errors import ConfigurationError
 from gpu_timed.export import handover
 from gpu_timed.imports import ImportWatch
 from gpu_timed.ledger import Ledger
-from gpu_timed.mode_values import parse_rules
-from gpu_timed.modes.choice import Switch
 from gpu_timed.ports import Door, Launch, Locator, Sink
 from gpu_timed.settings import Settings, from_environment
 from gpu_timed.site import Site
@@ -51,11 +49,9 @@ class _State:
         self.tracer: Tracer | None = None
         self.sites = Sites()
         self.traced: set[str] = set()
-        self.fork_hook = False
-        self.installed = False
+        self.fork_hook = self.installed = self.ended = False
         self.standby: Any = None
         self.deliveries = Deliveries()
-        self.ended = False
 
 
 def ledger() -> Ledger:
@@ -71,7 +67,7 @@ def settings() -> Settings:
     """
     if _state.settings is None:
         _state.settings = from_environment()
-        modes.set_rules(parse_rules(_state.settings.mode))
+        modes.set_rules(_state.settings.mode)
     return _state.settings
 
 
@@ -79,7 +75,7 @@ def set_settings(**values: Any) -> None:
     """Change the given settings; spans that are open keep the ones they began with."""
     with _state.lock:
         _state.settings = settings().with_values(**values)
-        modes.set_rules(parse_rules(_state.settings.mode))
+        modes.set_rules(_state.settings.mode)
         if _state.tracer is not None:
             _state.tracer.settings = _state.settings
             _state.tracer.resolver.settings = _state.settings
@@ -124,8 +120,7 @@ def traced(name: str) -> None:
 # The mark of ``torch.compiler.assume_constant_result``, set without importing torch: Dynamo then calls
 # this while it traces, instead of tracing it.
 traced._dynamo_marked_constant = True  # type: ignore[attr-defined] # noqa: SLF001
-modes: Final = Switch(__name__, "modes", ledger)
-"""Which mode calls run in, in this process."""
+modes: Final = switch(__name__, "modes", ledger, lambda: _state.ring)
 door: Final = Door(enter, traced, modes)
 
 
@@ -357,10 +352,7 @@ def _at_exit() -> None:
 
 
 def _at_worker_end() -> None:
-    """As a worker of ``multiprocessing`` ends: deliver what is left, and leave the provider running.
-
-    Calls that come later, in other finalizers, start anew; the provider is needed for them.
-    """
+    """As a worker of ``multiprocessing`` ends: deliver what is left. Later finalizers start anew, on the provider."""
     with _state.lock:
         ending, _state.tracer = _state.tracer, None
     limit = settings().exit_timeout_s
@@ -399,10 +391,9 @@ def _after_fork() -> None:
     _state.tracer = None
     _state.deliveries.forget()
     _state.sites.forget_calls()
-    modes.after_fork()
     if old is not None:
         old.dead = True
         old.resolver.dead = True
 
 
-_state: Final = _State()  # last: it holds functions of this page
+_state: Final[_State] = _State()  # last: it holds functions of this page

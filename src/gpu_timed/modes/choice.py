@@ -6,15 +6,15 @@ it is measured or not. Sampling and ``every=`` never change what runs.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Final
 
 from gpu_timed.errors import ConfigurationError, ModeError
 from gpu_timed.ledger import Ledger
-from gpu_timed.mode_values import EAGER, Compile, Eager, Mode, Ran, Rule, matches, mode_of
+from gpu_timed.mode_values import EAGER, Compile, Eager, Mode, Ran, Rule, matches, mode_of, parse_rules
 from gpu_timed.modes.compiled import Compiled
 from gpu_timed.modes.graphed import Graphed
 from gpu_timed.modes.launcher import Launcher
@@ -31,37 +31,45 @@ class Switch:
     Args:
         module: Where it is found, under the name *name*.
         ledger: Returns the counts of the process.
+        cold: Takes note that something was prepared, and for how many nanoseconds.
+        relaxed: Returns a context in which waiting cannot break another thread's graph capture.
     """
 
-    def __init__(self, module: str, name: str, ledger: Callable[[], Ledger]) -> None:
+    def __init__(
+        self,
+        module: str,
+        name: str,
+        *,
+        ledger: Callable[[], Ledger],
+        cold: Callable[[str, int], None],
+        relaxed: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self.__module__ = module
         self._name = name
         self._ledger = ledger
+        #: See :class:`~gpu_timed.modes.launcher.Notes`.
+        self.cold = cold
+        self.relaxed = relaxed
         #: Whether anything but a site's own mode was ever in force in this process. Read by every call; stays, since
         #: a context copied inside a ``use_mode`` block outlives it.
         self.in_force = False
         self._rules: tuple[Rule, ...] = ()
         self._uses: ContextVar[tuple[Rule, ...]] = ContextVar("gpu_timed_modes", default=())
-        self._lock = threading.Lock()
         self._said: set[tuple[str, str]] = set()
 
     def __reduce__(self) -> str:
         """Pickle by name."""
         return self._name
 
-    def set_rules(self, rules: tuple[Rule, ...]) -> None:
-        """Have *rules* hold for the whole process, over the sites' own modes."""
-        self._rules = rules
-        if rules:
+    def set_rules(self, text: str) -> None:
+        """Have the rules of *text* hold for the whole process, over the sites' own modes."""
+        self._rules = parse_rules(text)
+        if self._rules:
             self.in_force = True
 
     def forget(self) -> None:
         """Begin anew. Blocks that are open stay open."""
         self.in_force, self._rules, self._said = bool(self._uses.get()), (), set()
-
-    def after_fork(self) -> None:
-        """Take a lock of its own: that of the parent may be held by a thread that is not there."""
-        self._lock = threading.Lock()
 
     def use(self, rule: Rule) -> Token[tuple[Rule, ...]]:
         """Put *rule* before all others in this context. Returns what :meth:`unuse` takes."""
@@ -150,18 +158,18 @@ class Switch:
             self._said.add(key)
             ledger.say(f"gpu_timed: {name} was asked to run as {mode} and does not: {why}. Said once.")
 
+    def fault(self, kind: str, error: BaseException) -> None:
+        """Count a fault of gpu_timed's own."""
+        self._ledger().fault(kind, error)
+
     def _launcher(self, site: Site, function: Callable[..., Any], mode: Mode) -> Launcher:
-        with self._lock:
-            key = id(function), id(mode)
-            kept = site.launchers
-            found: Launcher | None = kept.get(key)
-            if found is None:
-                kind = Compiled if isinstance(mode, Compile) else Graphed
-                found = kind(function, site, mode, self)  # type: ignore[arg-type]
-                if len(kept) >= _MOST_LAUNCHERS:
-                    kept.pop(next(iter(kept)))
-                kept[key] = found  # it holds both, so that their identities stay
-            return found
+        kept = site.launchers
+        kind: type[Launcher] = Compiled if isinstance(mode, Compile) else Graphed
+        if len(kept) >= _MOST_LAUNCHERS:
+            kept.pop(next(iter(kept)), None)
+        # It holds both, so that their identities stay theirs. Of two threads that make one, one is kept.
+        found: Launcher = kept.setdefault((id(function), id(mode)), kind(function, site, mode, self))
+        return found
 
 
 class UseMode:

@@ -27,7 +27,9 @@ _MOST_TEXT: Final = 300
 class Compiled(Launcher):
     """Runs calls of a function through ``torch.compile``."""
 
-    def __init__(self, function: Callable[..., Any], site: Site, mode: Compile, notes: Notes) -> None:
+    mode: Compile
+
+    def __init__(self, function: Callable[..., Any], site: Site, mode: Any, notes: Notes) -> None:
         super().__init__(function, site, mode, notes)
         self._lock = Lock()
         self._leaf: Any = None

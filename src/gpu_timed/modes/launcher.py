@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from gpu_timed.errors import ModeError
-from gpu_timed.mode_values import EAGER, Compile, CudaGraph, Ran
+from gpu_timed.mode_values import EAGER, Ran
 from gpu_timed.site import Site
 
 
 class Notes(Protocol):
-    """Takes note of what did not run as asked for: :meth:`gpu_timed.modes.choice.Switch.note`."""
+    """What a launcher tells and asks the process: :class:`gpu_timed.modes.choice.Switch`."""
 
     def note(self, name: str, mode: str, why: str) -> None:
         """Count it, and say it once."""
+        ...
+
+    def fault(self, kind: str, error: BaseException) -> None:
+        """Count a fault of gpu_timed's own."""
+        ...
+
+    def cold(self, what: str, duration_ns: int, /) -> None:
+        """Take note that something was prepared in this call, so that it is no warm one."""
+        ...
+
+    def relaxed(self) -> AbstractContextManager[None]:
+        """Return a context in which this thread's waiting cannot break another thread's graph capture."""
         ...
 
 
 class Launcher:
     """Runs calls of *function* in *mode*."""
 
-    def __init__(self, function: Callable[..., Any], site: Site, mode: Compile | CudaGraph, notes: Notes) -> None:
+    def __init__(self, function: Callable[..., Any], site: Site, mode: Any, notes: Notes) -> None:
         self.function = function
         self.name = site.name  # not the site, which holds this
-        self.mode: Any = mode
+        self.mode: Any = mode  # Compile or CudaGraph
         self.notes = notes
         self.asked = Ran(mode.name, mode.name)
 
