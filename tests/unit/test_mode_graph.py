@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -154,25 +156,30 @@ def test_device_state_is_that_of_as_many_eager_calls(graphs: Device, calls: int)
         return cache.sum()
 
     given = x(1.0, 1.0)
-    for call in range(calls):
-        total = append(given, torch.tensor([0, 3]))
-        assert total.item() == sum(2.0 * (each + 1) for each in range(call + 1))
+    with capture() as records:
+        for call in range(calls):
+            total = append(given, torch.tensor([0, 3]))
+            assert total.item() == sum(2.0 * (each + 1) for each in range(call + 1))
+    assert modes(records) == (["eager"] * 2 + ["cuda_graph"] * 3)[:calls]
     assert given.tolist() == [1.0 + calls] * 2
     assert cache.tolist() == [sum(range(1, calls + 1)), 0.0, 0.0, sum(range(1, calls + 1))]
 
 
 def test_an_argument_that_is_returned_is_returned(graphs: Device) -> None:
     f = gpu_timed(name="f", mode=GRAPH)(lambda a: a.mul_(2))
-    for _ in range(4):
-        given = x()
-        assert f(given) is given
-        assert given.tolist() == [2.0, 4.0]
+    with capture() as records:
+        for _ in range(4):
+            given = x()
+            assert f(given) is given
+            assert given.tolist() == [2.0, 4.0]
+    assert modes(records) == ["eager"] * 2 + ["cuda_graph"] * 2
 
 
-def test_state_beyond_the_bound_is_not_captured(graphs: Device) -> None:
+@pytest.mark.parametrize("most", [0, 100])
+def test_state_beyond_the_bound_is_not_captured(graphs: Device, most: int) -> None:
     cache = torch.zeros(100)
 
-    @gpu_timed(name="f", mode=CudaGraph(warmup=1, max_state_bytes=100))
+    @gpu_timed(name="f", mode=CudaGraph(warmup=1, max_state_bytes=most))
     def f(a: Any) -> Any:
         cache.add_(1.0)
         return a + cache[0]
@@ -181,7 +188,15 @@ def test_state_beyond_the_bound_is_not_captured(graphs: Device) -> None:
         for call in range(4):
             assert f(x(0.0)).tolist() == [call + 1.0]
     assert graphs.captures == 0
-    assert "max_state_bytes=100" in records[-1].mode_reason
+    assert f"max_state_bytes={most}" in records[-1].mode_reason
+
+
+def test_what_is_made_inside_and_changed_there_is_no_state(graphs: Device) -> None:
+    f = gpu_timed(lambda a: (a + 1).add_(1).mul_(2), name="f", mode=CudaGraph(warmup=1, max_state_bytes=0))
+    with capture() as records:
+        for _ in range(3):
+            assert f(x()).tolist() == [6.0, 8.0]
+    assert modes(records)[2:] == ["cuda_graph"]
 
 
 def test_what_raw_kernels_change_is_declared(graphs: Device) -> None:
@@ -278,6 +293,77 @@ def test_host_state_that_only_the_outputs_show_is_noticed_by_the_comparison(grap
     assert graphs.released == 1
 
 
+def test_state_that_a_replay_would_leave_otherwise_is_noticed_and_put_right(graphs: Device) -> None:
+    """The outputs are equal; what the call leaves in its cache is not."""
+    cache, hidden = torch.zeros(1), iter(range(1, 1000))
+
+    @gpu_timed(name="f", mode=GRAPH)
+    def f(a: Any) -> Any:
+        cache.fill_(next(hidden))
+        return a + 1
+
+    with capture() as records:
+        for _ in range(2):
+            f(x())
+    assert cache.item() == 2.0
+    assert "a replay does not do what the eager run did" in records[1].mode_reason
+
+
+def test_settings_that_change_at_every_call_end_in_eager_calls(graphs: Device) -> None:
+    held = {"n": 0}
+    f = gpu_timed(lambda a: a + held["n"], name="f", mode=GRAPH)
+    with capture() as records:
+        for call in range(30):
+            held["n"] = call
+            assert f(x(0.0)).item() == call
+    assert graphs.captures == 9
+    assert "changes again and again" in records[-1].mode_reason
+
+
+def test_objects_among_the_arguments_are_not_kept_alive(graphs: Device) -> None:
+    """A cache of each request: its graph goes with it."""
+
+    class Cache:
+        def __init__(self) -> None:
+            self.kept = torch.zeros(1)
+
+    f = gpu_timed(lambda a, cache: cache.kept.add_(a).clone(), name="f", mode=GRAPH)
+    for request in range(5):
+        cache = Cache()
+        for call in range(4):
+            assert f(x(1.0), cache).item() == call + 1.0, request
+        gone = weakref.ref(cache)
+        del cache
+        gc.collect()
+        assert gone() is None
+    assert graphs.captures == 5
+    assert graphs.released == 4
+
+
+def test_nesting_is_part_of_the_signature(graphs: Device) -> None:
+    f = gpu_timed(lambda a: a[0] + 1, name="f", mode=GRAPH)
+    for _ in range(4):
+        assert f(x()).item() == 2.0
+        assert f([x()]).tolist() == [2.0, 3.0]
+
+
+def test_what_is_made_inside_can_be_freed_inside(graphs: Device) -> None:
+    """A call that is watched holds on to none of what it makes."""
+    alive: list[Any] = []
+
+    @gpu_timed(name="f", mode=GRAPH)
+    def f(a: Any) -> Any:
+        made = a + 1
+        storage = made.untyped_storage()
+        count = storage._use_count() if hasattr(storage, "_use_count") else 0
+        del storage
+        alive.append(count)
+        return made * 2
+
+    f(x())
+    assert alive[0] <= 2  # the tensor's, and the one that asked
+
+
 @pytest.mark.parametrize("how", ["attribute", "data", "closure", "plain", "training", "load_state_dict"])
 def test_what_is_bound_anew_is_captured_anew(graphs: Device, how: str) -> None:
     """Weights re-bound after a capture, or another value of a setting: the next call does what it would eagerly."""
@@ -286,7 +372,7 @@ def test_what_is_bound_anew_is_captured_anew(graphs: Device, how: str) -> None:
     bias = torch.zeros(2)
 
     def step(a: Any) -> Any:
-        return model(a) * model.scale + bias + (0.0 if model.training else 1.0)
+        return model(a) * model.scale + bias + (0.0 if model[1].training else 1.0)
 
     f = gpu_timed(step, name="f", mode=GRAPH)
     with torch.no_grad():
@@ -302,7 +388,7 @@ def test_what_is_bound_anew_is_captured_anew(graphs: Device, how: str) -> None:
         elif how == "plain":
             model.scale = 2.0
         elif how == "training":
-            model.eval()
+            model[1].eval()
         else:
             model.load_state_dict({"0.weight": torch.ones(2, 2), "0.bias": torch.ones(2)})
         for _ in range(2):
@@ -485,6 +571,15 @@ def test_random_numbers_go_on_as_if_there_were_no_graph(graphs: Device) -> None:
     assert modes(records)[2:] == ["cuda_graph"] * 3
 
 
+def test_a_replay_that_draws_other_numbers_is_no_difference(graphs: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "set_random_state", lambda *_: None)
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a: torch.nn.functional.dropout(a, 0.5))
+    with capture() as records:
+        for _ in range(4):
+            f(torch.ones(64))
+    assert modes(records)[2:] == ["cuda_graph"] * 2
+
+
 def test_an_audit_compares_again_now_and_then(graphs: Device) -> None:
     f = gpu_timed(name="f", mode=CudaGraph(warmup=1, audit_every=3))(lambda a: a + 1)
     with capture() as records:
@@ -507,8 +602,10 @@ def test_an_audit_compares_again_now_and_then(graphs: Device) -> None:
 def test_where_compiled_code_may_run_nothing_is_changed_twice(graphs: Device) -> None:
     graphs.compiles = True
     f = gpu_timed(name="f", mode=GRAPH)(lambda a: a + 1)
-    for _ in range(2):
-        f(x())
+    with capture() as records:
+        for _ in range(2):
+            f(x())
+    assert "not compared: torch.compile is in use" in records[1].mode_reason
     assert (graphs.captures, graphs.replays) == (1, 0)
 
 

@@ -108,13 +108,18 @@ class Capturing:
             values.copy_into([tensors[index] for index in changed], [static[index] for index in changed])
         return values.together(captured.made(tensors), captured.spec)
 
+    @property
+    def compares(self) -> bool:
+        """Whether a replay can be undone. What compiled code changes is not seen, and must not be changed twice."""
+        return self.mode.mutates is not None or not self._device.compile_in_use()
+
     def compare(  # noqa: PLR0917 - all that is known of the call
         self, captured: Captured, fresh: list[Any], watch: Any, taken: Any, result: Any, drawn: tuple[Any, Any]
     ) -> str:
         """Replay on the state from before the call; returns how that differs from the eager run, whose state stays."""
         values, watching, device = self._values, self._watching, self._device
-        if device.compile_in_use() and self.mode.mutates is None:
-            return ""  # what compiled code changes is not seen, and must not be changed twice
+        if not self.compares:
+            return ""
         copies = self.mode.inputs == "copy"
         first = taken.tensors[0]
         expected = [leaf.clone() if values.is_tensor(leaf) else leaf for leaf in values.apart(result)[0]]

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from gpu_timed.errors import ModeError
 from gpu_timed.mode_values import Compile
-from gpu_timed.modes.launcher import Launcher, Notes
+from gpu_timed.modes.launcher import INSIDE, Launcher, Notes, inside
 from gpu_timed.site import Site
 
 _MOST_FAILURES: Final = 8
@@ -49,7 +49,7 @@ class Compiled(Launcher):
         leaf = self._leaf
         why, skips = "", 0
         if self.mode.uses_graphs:
-            why, skips = leaf.why_no_graphs(), leaf.skips()
+            why, skips = INSIDE if inside.depth else leaf.why_no_graphs(), leaf.skips()
             if why:
                 return self.eagerly(opened, arguments, named, why)
         before, result = leaf.begin(), None

@@ -13,29 +13,25 @@ from __future__ import annotations
 
 import importlib
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from threading import Lock, RLock, local
+from threading import Lock, RLock
 from typing import Any, Final
 
 from gpu_timed.mode_values import EAGER, CudaGraph, Ran
 from gpu_timed.modes import host_state
 from gpu_timed.modes.capturing import Captured, Capturing
-from gpu_timed.modes.launcher import Launcher, Notes
+from gpu_timed.modes.launcher import INSIDE, Launcher, Notes, inside
 from gpu_timed.site import Site
 
 _MOST_SIGNATURES: Final = 1024
 _CAPTURES: Final = 4
 """Captures of a site, in multiples of its ``max_graphs``, after which none is made any more."""
+_MOST_AGAIN: Final = 8
+"""Captures anew of one signature because of what changed on the host."""
 _MOST_TEXT: Final = 300
 _PLAIN: Final = (int, float, bool, str, bytes, complex, type(None))
-
-
-class _Inside(local):
-    depth = 0
-
-
-_inside: Final = _Inside()
 
 
 class _Signature:
@@ -45,8 +41,25 @@ class _Signature:
         self.refused = ""
         self.runs = 0
         self.captured: Captured | None = None
-        #: What the signature holds identities of.
-        self.keep: Any = None
+        #: How often it was captured anew.
+        self.again = 0
+        #: What the signature holds identities of. It does not keep them alive: a cache of a request is one of them.
+        self._named: list[weakref.ref[Any]] = []
+        self._kept: list[Any] = []
+
+    def holds(self, leaves: list[Any]) -> None:
+        """Take *leaves* as what it knows the identities of."""
+        for leaf in leaves:
+            if not isinstance(leaf, _PLAIN):
+                try:
+                    self._named.append(weakref.ref(leaf))
+                except TypeError:
+                    self._kept.append(leaf)
+
+    @property
+    def gone(self) -> bool:
+        """Whether something it knows by identity is no more, so that another thing may have that identity."""
+        return any(named() is None for named in self._named)
 
 
 class Graphed(Launcher):
@@ -95,6 +108,9 @@ class Graphed(Launcher):
         if replayed:
             self.tell(opened, self.asked.mode, "")
             return result
+        if known.again > _MOST_AGAIN:
+            known.refused = "what it sees on the host changes again and again between its calls"
+            return self.eagerly(opened, arguments, named, known.refused)
         if not self._busy.acquire(blocking=False):
             return self.eagerly(opened, arguments, named, "another thread is capturing this function")
         try:
@@ -112,19 +128,21 @@ class Graphed(Launcher):
         why = device.refusal()
         if why:
             return why, None, None
-        if _inside.depth:
-            return "inside the CUDA Graph of another site", None, None
+        if inside.depth:
+            return INSIDE, None, None
         taken = self._values.take(arguments, named, device.holds, static=self.mode.inputs == "static")
         if taken.refused or not taken.tensors:
             return taken.refused or "no argument is a tensor on the device", taken, None
         with self._lock:
             signatures = self._signatures
             known = signatures.get(taken.key)
-            if known is None:
+            if known is None or known.gone:
+                for key in [key for key, one in signatures.items() if one.gone]:
+                    self._forget(key)
                 if len(signatures) >= _MOST_SIGNATURES:
                     self._forget(next(iter(signatures)))
                 known = signatures[taken.key] = _Signature()
-                known.keep = [leaf for leaf in taken.leaves if not self._values.is_tensor(leaf)]
+                known.holds([leaf for leaf in taken.leaves if not self._values.is_tensor(leaf)])
             else:
                 signatures.move_to_end(taken.key)
         if known.captured is None and not known.refused and self._captures >= _CAPTURES * self.mode.max_graphs:
@@ -149,6 +167,7 @@ class Graphed(Launcher):
         """Return the graph if it is still that of the function; else let it go, to be captured anew."""
         captured = known.captured
         if captured is not None and host_state.stale(captured.guards):
+            known.again += 1
             self._let_go(known)
             return None
         return captured
@@ -168,7 +187,7 @@ class Graphed(Launcher):
     def _warm_up(self, opened: Any, known: _Signature, taken: Any, arguments: Any, named: Any) -> Any:
         """Run the user's call, eagerly and watched."""
         began = time.perf_counter_ns()
-        ready = self._watch(taken, 0, arguments, named)
+        ready = self._watch(taken, None, arguments, named)
         if isinstance(ready, str):
             known.refused = ready
             return self.eagerly(opened, arguments, named, ready)
@@ -182,7 +201,7 @@ class Graphed(Launcher):
         self._cold(opened, f"warm-up {known.runs} of {self.mode.warmup} before capture", began)
         return result
 
-    def _watch(self, taken: Any, most_bytes: int, arguments: Any, named: Any) -> tuple[Any, Any] | str:
+    def _watch(self, taken: Any, most_bytes: int | None, arguments: Any, named: Any) -> tuple[Any, Any] | str:
         """Return what the host state is, and what watches a call; or why neither can be had."""
         try:
             before = host_state.Snapshot(self.function, taken.leaves, self._values.is_tensor)
@@ -197,12 +216,12 @@ class Graphed(Launcher):
     def _watched(self, opened: Any, watch: Any, arguments: Any, named: Any) -> Any:
         if opened is not None:
             opened.ran = Ran(EAGER.name, self.asked.mode, "the call raised before there was a graph")
-        _inside.depth += 1
+        inside.depth += 1
         try:
             with watch:
                 return self.function(*arguments, **named)
         finally:
-            _inside.depth -= 1
+            inside.depth -= 1
 
     def _why_not(self, watch: Any, before: Any, result: Any) -> str:
         """Return why no graph can hold a call that was watched, or nothing. Never raises."""
@@ -258,8 +277,9 @@ class Graphed(Launcher):
             return result
         captured.replays += 1
         known.captured = captured
-        size = f" ({captured.graph.nbytes / (1 << 20):.1f} MiB)"
-        self._cold(opened, f"captured{size} and compared with this run" if new else "compared with this run", began)
+        what = f"captured ({captured.graph.nbytes / (1 << 20):.1f} MiB) and " if new else ""
+        said = "compared with this run" if capturing.compares else "not compared: torch.compile is in use"
+        self._cold(opened, f"{what}{said}", began)
         return result
 
     def _prepare(self, taken: Any, arguments: Any, named: Any) -> tuple[list[Any], Any, Any, Any] | str:
@@ -282,12 +302,12 @@ class Graphed(Launcher):
             if len(graphs) >= self.mode.max_graphs:
                 self._forget(graphs[0])
             self._captures += 1
-        _inside.depth += 1
+        inside.depth += 1
         try:
             made: Captured = self._capturing.make(taken, fresh, watch)
             return made
         finally:
-            _inside.depth -= 1
+            inside.depth -= 1
 
     def _give_up(self, known: _Signature, captured: Captured | None, why: str) -> None:
         known.refused, known.captured = why, None

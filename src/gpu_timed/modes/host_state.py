@@ -87,7 +87,6 @@ class Snapshot:
         self.held: list[tuple[str, Any, Any, Any]] = []
         self._near: list[tuple[Any, Any, Any]] = []
         self._tensors: list[tuple[Any, Any, Any]] = []
-        self.complete = True
         self._seen: set[int] = set()
         self._keep: list[Any] = []
         self._cells(function)
@@ -138,19 +137,23 @@ class Snapshot:
             if id(value) in self._seen or isinstance(value, (*_PLAIN, *_NOT_STATE)) or self._is_tensor(value):
                 continue
             if len(self.held) > _MOST or len(self._seen) > _MOST:
-                self.complete = False
                 return
             self._seen.add(id(value))
             self._keep.append(value)  # so that its identity stays its own
             if isinstance(value, dict):
                 self.held.append((name, value, _LENGTH, len(value)))
+                if len(value) > _MOST_PARTS:
+                    continue
                 parts: Any = [(key, value[key]) for key in list(value)]
                 holder: Any = value
             elif isinstance(value, list):
                 self.held.append((name, value, _LENGTH, len(value)))
+                if len(value) > _MOST_PARTS:
+                    continue
                 parts, holder = list(enumerate(value)), value
             elif isinstance(value, tuple | set | frozenset):
-                todo += [(name, each, depth) for each in value]
+                if len(value) <= _MOST_PARTS:
+                    todo += [(name, each, depth) for each in value]
                 continue
             else:
                 holder = getattr(value, "__dict__", None)

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from threading import local
+from typing import Any, Final, Protocol
 
 from gpu_timed.errors import ModeError
 from gpu_timed.mode_values import EAGER, Ran
 from gpu_timed.site import Site
+
+
+class _Inside(local):
+    depth = 0
+
+
+inside: Final = _Inside()
+"""How many calls this thread is in that are being watched or captured for a CUDA Graph."""
+INSIDE: Final = "inside the CUDA Graph of another site"
 
 
 class Notes(Protocol):

@@ -6,6 +6,7 @@ objects their identity; of everything plain its value; how they are nested; and 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -43,7 +44,8 @@ def take(arguments: tuple[Any, ...], named: Mapping[str, Any], holds: Callable[[
     """Take the arguments of a call apart. *holds* as in :class:`~gpu_timed.modes.torch_watching.Watch`."""
     leaves, spec = pytree.tree_flatten((arguments, dict(named)))
     tensors: list[Any] = []
-    key: list[Any] = [spec if len(leaves) != len(arguments) or named else len(leaves), *_state()]
+    flat = not named and len(leaves) == len(arguments) and all(map(operator.is_, leaves, arguments))
+    key: list[Any] = [len(leaves) if flat else spec, *_state()]  # a spec takes some microseconds to compare
     refused = ""
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):

@@ -34,14 +34,14 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
 
     Args:
         holds: Whether a tensor lives where a graph can work on it.
-        most_bytes: How much of what it changes is set aside, as it was before.
+        most_bytes: How much of what it changes is set aside, as it was before; None for nothing.
     """
 
-    def __init__(self, holds: Callable[[Any], bool], most_bytes: int = 0) -> None:
+    def __init__(self, holds: Callable[[Any], bool], most_bytes: int | None = None) -> None:
         super().__init__()
         self._holds = holds
-        self._left = most_bytes
-        self._saves = bool(most_bytes)
+        self._left = most_bytes or 0
+        self._saves = most_bytes is not None
         #: Content of what it changes, before: by storage.
         self.before: dict[int, Any] = {}
         #: Whether there was more of it than may be set aside.
@@ -53,7 +53,8 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         self.outside: dict[int, Any] = {}
         self.changed: dict[int, Any] = {}
         self.devices: set[Any] = set()
-        self._born: dict[int, Any] = {}
+        #: Storages made in the call. Not held, or none of its memory could be used again before it ends.
+        self._born: set[int] = set()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -101,7 +102,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
             if isinstance(one, torch.Tensor):
                 key = one.untyped_storage()._cdata  # noqa: SLF001
                 if key not in self.outside:
-                    self._born[key] = one.untyped_storage()  # kept, so that no other gets its identity
+                    self._born.add(key)
                 if not self.blocked and not self._holds(one):
                     self.blocked = f"{name} makes a tensor on {one.device}, {_line()}"
                 self.devices.add(one.device)
