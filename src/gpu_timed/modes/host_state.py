@@ -27,14 +27,28 @@ _MOST_GUARDS: Final = 256
 
 def roots(function: Callable[..., Any], values: Iterable[Any]) -> list[tuple[str, Any]]:
     """Return the namespaces and objects that *function*, called with *values*, can reach at once, with names."""
-    found: list[tuple[str, Any]] = []
-    seen: set[int] = set()
+    reach = _Reach()
+    if isinstance(function, types.MethodType):
+        reach.found.append(("self", function.__self__))
+    reach.look(function)
+    if not isinstance(function, types.FunctionType | types.MethodType):
+        reach.found.append((type(function).__name__, function))
+    return reach.found + [("an argument", value) for value in values if not isinstance(value, _PLAIN)]
 
-    def look(inside: Any) -> None:
+
+class _Reach:
+    """What functions reach. A class, since two functions that call each other would keep the user's tensors alive."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, Any]] = []
+        self._seen: set[int] = set()
+
+    def look(self, inside: Any) -> None:
+        """Look into a function, or what stands around one."""
         inside = getattr(inside, "__func__", inside)
-        if id(inside) in seen or len(seen) > _MOST_PARTS:
+        if id(inside) in self._seen or len(self._seen) > _MOST_PARTS:
             return
-        seen.add(id(inside))
+        self._seen.add(id(inside))
         if isinstance(inside, types.FunctionType):
             code = inside.__code__
             if inside.__globals__.get("__name__", "").partition(".")[0] in ("torch", "gpu_timed"):
@@ -43,33 +57,25 @@ def roots(function: Callable[..., Any], values: Iterable[Any]) -> list[tuple[str
                 if name.startswith(_OURS):  # a decorated function: what is inside follows
                     continue
                 try:
-                    add(name, cell.cell_contents)
+                    self._add(name, cell.cell_contents)
                 except ValueError:  # not filled yet
                     continue
             for name in code.co_names:
                 if name in inside.__globals__:
-                    add(name, inside.__globals__[name])
+                    self._add(name, inside.__globals__[name])
         for name in ("func", "__wrapped__", "args", "keywords"):
             held = getattr(inside, name, None) if not isinstance(inside, type) else None
             if held is not None:
-                add(name, held)
+                self._add(name, held)
 
-    def add(name: str, value: Any) -> None:
+    def _add(self, name: str, value: Any) -> None:
         if isinstance(value, types.FunctionType):
-            look(value)
+            self.look(value)
         elif isinstance(value, types.MethodType):
-            look(value.__func__)
-            found.append((name, value.__self__))
+            self.look(value.__func__)
+            self.found.append((name, value.__self__))
         elif not isinstance(value, _NOT_STATE):
-            found.append((name, value))
-
-    if isinstance(function, types.MethodType):
-        found.append(("self", function.__self__))
-    look(function)
-    if not isinstance(function, types.FunctionType | types.MethodType):
-        found.append((type(function).__name__, function))
-    found += [("an argument", value) for value in values if not isinstance(value, _PLAIN)]
-    return found
+            self.found.append((name, value))
 
 
 class Snapshot:
