@@ -10,6 +10,7 @@ The rooms, from the top down; each looks down only:
     measure                                      many calls, well: what the self-test runs
     current ← tracer ← resolver ← reading ← span the engine
     clocks  warmth  context  export  callables   where time, causes, parents, sinks and wrappers come from
+    modes                                        how the work is launched
     diagnosis  sites  target_names  analysis     what the doctor says; the sites; how targets are written; judging
     kernel_caches                                where compiled code is kept between processes
     site  ports  peaks  settings  record  work  …        the ground: nouns and interfaces
@@ -32,22 +33,26 @@ if TYPE_CHECKING:
         DeviceFault,
         GpuTimedError,
         MissingExtraError,
+        ModeError,
         NotCallableError,
         WaitTimeout,
     )
     from gpu_timed.findings import Diagnosis
+    from gpu_timed.mode_values import Compile, CudaGraph
     from gpu_timed.peaks import DevicePeaks
     from gpu_timed.propagation import carry, extracted, inject
     from gpu_timed.record import Cause, Missing, Record, WorkDone
     from gpu_timed.selftest import measure_peaks, run_selftest
-    from gpu_timed.timed import gpu_span, gpu_timed
+    from gpu_timed.timed import gpu_span, gpu_timed, use_mode
     from gpu_timed.trials import SelfTest
     from gpu_timed.work import Work
 
 __all__ = [
     "CacheReport",
     "Cause",
+    "Compile",
     "ConfigurationError",
+    "CudaGraph",
     "DeviceFault",
     "DevicePeaks",
     "Diagnosis",
@@ -55,6 +60,7 @@ __all__ = [
     "GpuTimedError",
     "Missing",
     "MissingExtraError",
+    "ModeError",
     "NotCallableError",
     "PinReport",
     "Record",
@@ -75,6 +81,7 @@ __all__ = [
     "pin_caches",
     "run_selftest",
     "shutdown",
+    "use_mode",
     "watch_cache",
 ]
 
@@ -98,11 +105,17 @@ _HOMES = {
     "SelfTest": "trials",
     "gpu_timed": "timed",
     "gpu_span": "timed",
+    "use_mode": "timed",
+    "Compile": "mode_values",
+    "CudaGraph": "mode_values",
     "Cause": "record",
     "Missing": "record",
     "Record": "record",
     **dict.fromkeys(
-        ["ConfigurationError", "DeviceFault", "GpuTimedError", "MissingExtraError", "NotCallableError", "WaitTimeout"],
+        [
+            *("ConfigurationError", "DeviceFault", "GpuTimedError", "MissingExtraError"),
+            *("ModeError", "NotCallableError", "WaitTimeout"),
+        ],
         "errors",
     ),
 }

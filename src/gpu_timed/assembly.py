@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from gpu_timed import _version, peaks
 from gpu_timed.bounds import Limit
 from gpu_timed.callables.counting import Counter
-from gpu_timed.clocks import cuda_devices
+from gpu_timed.clocks import cuda_devices, cuda_driver
 from gpu_timed.clocks.cupti_callbacks import ModuleLoads
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.clocks.locators import Locators
@@ -19,6 +19,7 @@ from gpu_timed.export.metrics import MetricsSink
 from gpu_timed.export.otel import OtelSink
 from gpu_timed.imports import ImportWatch
 from gpu_timed.ledger import Ledger
+from gpu_timed.modes.choice import Switch
 from gpu_timed.ports import WarmthSource
 from gpu_timed.resolver import Resolver
 from gpu_timed.settings import Settings
@@ -85,6 +86,15 @@ def limits_of(
             tell = getattr(part, "limits", None)  # a test's own locator need not
             found += () if tell is None else tell()
     return found
+
+
+def switch(module: str, name: str, ledger: Callable[[], Ledger], ring: Callable[[], Ring]) -> Switch:
+    """Return what chooses and runs modes, found under *name* in *module*; *ledger* and *ring* return the process's."""
+
+    def prepared(what: str, duration_ns: int) -> None:
+        ring().emit("cuda_graph", what, "initialised", duration_ns)
+
+    return Switch(module, name, ledger=ledger, cold=prepared, relaxed=cuda_driver.relaxed)
 
 
 def peak_book() -> peaks.PeakBook:

@@ -19,6 +19,7 @@ def configure(
     endpoint: str | None = None,
     protocol: Literal["http/protobuf", "grpc"] | None = None,
     headers: Mapping[str, str] | None = None,
+    mode: str | None = None,
     sync: SyncPolicy | None = None,
     late: LatePolicy | None = None,
     device_spans: bool | None = None,
@@ -49,6 +50,8 @@ def configure(
             survives no fork once it has sent. Left out, it is ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL``, else
             ``OTEL_EXPORTER_OTLP_PROTOCOL``, else ``http/protobuf``.
         headers: Headers that ``otlp`` sends, over those of ``OTEL_EXPORTER_OTLP_HEADERS``.
+        mode: Modes of sites by name, over those in the code: ``decode*=cuda_graph,prefill=compile``; the first that
+            matches holds, and a mode alone is for every site. An empty text takes them back.
         sync: Sync policy where a site names none.
         late: Which span may be late where a site does not say.
         device_spans: Whether a second span shows the device's work.
@@ -82,6 +85,7 @@ def configure(
                     f"{option}= needs exporter=: without one, spans go to the application's provider."
                 )
     values = {
+        "mode": mode,
         "sync": sync,
         "late": late,
         "device_spans": device_spans,

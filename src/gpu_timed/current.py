@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from gpu_timed.assembly import assemble, assemble_probes, limits_of
+from gpu_timed.assembly import assemble, assemble_probes, limits_of, switch
 from gpu_timed.bounds import Limit
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.delivery import Deliveries, FlushResult
@@ -56,6 +56,11 @@ class _State:
         self.deliveries = Deliveries()
 
 
+def ledger() -> Ledger:
+    """Return the counts of this process."""
+    return _state.ledger
+
+
 def settings() -> Settings:
     """Return the process's settings, read from the environment the first time.
 
@@ -64,6 +69,7 @@ def settings() -> Settings:
     """
     if _state.settings is None:
         _state.settings = from_environment()
+        modes.set_rules(_state.settings.mode)
     return _state.settings
 
 
@@ -71,6 +77,7 @@ def set_settings(**values: Any) -> None:
     """Change the given settings; spans that are open keep the ones they began with."""
     with _state.lock:
         _state.settings = settings().with_values(**values)
+        modes.set_rules(_state.settings.mode)
         if _state.tracer is not None:
             _state.tracer.settings = _state.tracer.resolver.settings = _state.settings
             _state.tracer.otel.device_spans = _state.settings.device_spans
@@ -119,7 +126,8 @@ def traced(name: str) -> None:
 # The mark of ``torch.compiler.assume_constant_result``, set without importing torch: Dynamo then calls
 # this while it traces, instead of tracing it.
 traced._dynamo_marked_constant = True  # type: ignore[attr-defined] # noqa: SLF001
-door: Final = Door(enter, traced)
+modes: Final = switch(__name__, "modes", ledger, lambda: _state.ring)
+door: Final = Door(enter, traced, modes)
 
 
 def probes() -> Mapping[str, str]:
@@ -145,11 +153,6 @@ def imports() -> ImportWatch:
 def targets() -> list[Any]:
     """Return what is timed by name in this process, or waits for its module. See :mod:`gpu_timed.targets`."""
     return _state.targets
-
-
-def ledger() -> Ledger:
-    """Return the counts of this process."""
-    return _state.ledger
 
 
 def process_state() -> Process:
@@ -300,6 +303,7 @@ def reset() -> None:
         _state.settings = None
         _state.ledger = Ledger()
         _state.sites.forget()
+        modes.forget()
         _state.targets = []
         _state.imports.close()
         if _state.probes is not None:
@@ -357,16 +361,12 @@ def _at_exit() -> None:
 
 
 def _at_worker_end() -> None:
-    """As a worker of ``multiprocessing`` ends: deliver what is left, and leave the provider running.
-
-    Calls that come later, in other finalizers, start anew; the provider is needed for them.
-    """
+    """As a worker of ``multiprocessing`` ends: deliver what is left. Later finalizers start anew, on the provider."""
     with _state.lock:
         ending, _state.tracer = _state.tracer, None
-    limit = settings().exit_timeout_s
-    deadline = time.monotonic() + limit
+    deadline = time.monotonic() + settings().exit_timeout_s
     if ending is not None:
-        ending.resolver.stop(limit)
+        ending.resolver.stop(handover.left(deadline))
     _state.flusher.flush(handover.left(deadline), _state.ledger)
     if ending is not None and not ending.epoch:
         _state.deliveries.warn(_state.ledger)
@@ -397,4 +397,4 @@ def _after_fork() -> None:
         old.dead = old.resolver.dead = True
 
 
-_state: Final = _State()  # last: it holds functions of this page
+_state: Final[_State] = _State()  # last: it holds functions of this page

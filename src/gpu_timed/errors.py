@@ -4,11 +4,12 @@ GpuTimedError
 ├── ConfigurationError   an option or a setting that cannot be used (also a ValueError)
 ├── NotCallableError     a decorator put on something that cannot be called (also a TypeError)
 ├── MissingExtraError    a feature whose optional package is not installed (also an ImportError)
+├── ModeError            a mode that cannot be honoured, where ``strict`` asks for it (also a RuntimeError)
 ├── WaitTimeout          a record that was not there in time (also a TimeoutError)
 └── DeviceFault          the device answered with an error while gpu_timed asked it something
 
-Each message says what was wrong and which change mends it. None of them is ever raised out of a
-decorated call: they come from decorating, configuring, waiting, and nothing else.
+Each message says what was wrong and which change mends it. None of them but ModeError, which has to be
+asked for, is ever raised out of a decorated call: they come from decorating, configuring, waiting.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ class NotCallableError(GpuTimedError, TypeError):
 
 class MissingExtraError(GpuTimedError, ImportError):
     """A feature was asked for whose optional package is not installed."""
+
+
+class ModeError(GpuTimedError, RuntimeError):
+    """A call cannot be launched in the mode that was asked for, and ``strict=True`` says not to run it otherwise."""
 
 
 class WaitTimeout(GpuTimedError, TimeoutError):  # noqa: N818 - reads as what happened, like TimeoutError's own kin

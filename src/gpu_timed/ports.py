@@ -305,6 +305,28 @@ class WorkCounter(Protocol):
         ...
 
 
+class ModeSwitch(Protocol):
+    """Knows which mode a call is to run in, and runs it so."""
+
+    in_force: bool
+    """Whether a site may be asked to run in another mode than its own. Read by every call."""
+
+    def run(
+        self,
+        site: Any,
+        function: Callable[..., Any],
+        opened: Any,
+        arguments: tuple[Any, ...],
+        named: Mapping[str, Any],
+    ) -> Any:
+        """Call *function* in the mode of this call of *site*, and tell *opened*, its span or None, what ran."""
+        ...
+
+    def decline(self, site: Any, opened: Any, why: str) -> None:
+        """Tell *opened* that the call runs as it is, whatever was asked for, and *why*."""
+        ...
+
+
 class Door(NamedTuple):
     """What a wrapper calls: the way into the engine."""
 
@@ -312,6 +334,8 @@ class Door(NamedTuple):
     """:meth:`gpu_timed.tracer.Tracer.enter`: opens a span for one call, or returns None: nothing to close."""
     traced: Callable[[str], None]
     """Told the name of a site that Dynamo met inside a compiled region. Runs once, while tracing."""
+    modes: ModeSwitch
+    """Asked for calls of a site that is ``moded``, and for all once it is ``in_force``."""
 
 
 class Sink(Protocol):

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gpu_timed.analysis import throughput
+from gpu_timed.mode_values import Ran
 from gpu_timed.noting import note_floor, note_full_queue
 from gpu_timed.peaks import NOT_MEASURED, PeakBook
 from gpu_timed.ports import DeviceInfo, Sighting, Verdict
@@ -54,7 +55,7 @@ def read(
         verdict: What the warmth probes saw.
         near: Says what state the machine was in; None where that is not read.
         peaks: What devices were measured to do at most.
-        mode_reason: Why the call did not run as it was to be launched.
+        mode_reason: Why compiled code did not run as it was to be launched.
         fault: Told of what went wrong in here and costs the span no time.
     """
     if span.interleaved:
@@ -87,6 +88,7 @@ def read(
         error = f"{span.device_error} ({DEVICE_ERROR_HINT})"
     work = _work(span, found.device_ns, info, peaks)
     kept = span.admission
+    ran = span.ran
     return Record(
         name=span.site.name,
         trace_id=kept.trace_id,
@@ -121,9 +123,9 @@ def read(
         concurrent=verdict.concurrent,
         first_call=span.index == 0,
         call_index=span.index,
-        mode=span.site.mode or NOT_SET,
-        mode_requested=span.site.mode or NOT_SET,
-        mode_reason=mode_reason,
+        mode=NOT_SET if ran is None else ran.mode,
+        mode_requested=NOT_SET if ran is None else ran.requested,
+        mode_reason=_reasons(ran, mode_reason),
         bound=_bound(found),
         vitals=sighting.vitals,
         vitals_age_ns=sighting.age_ns,
@@ -134,6 +136,10 @@ def read(
         quality=span.quality,
         work=work,
     )
+
+
+def _reasons(ran: Ran | None, more: str) -> str:
+    return "; ".join(filter(None, ("" if ran is None else ran.reason, more)))
 
 
 def blank(site: Site, unix_ns: int, reason: Missing = NOT_SAMPLED) -> Record:

@@ -272,7 +272,7 @@ class Record:
     mode_requested: str | Missing = NOT_SET
     """The mode that was asked for."""
     mode_reason: str = ""
-    """Why the mode that ran is not the one that was asked for, or why code that was to be compiled may not be."""
+    """Why the mode that ran is not the one that was asked for, or what else is to be known of how it ran."""
     bound: Bound = "unknown"
     """What limits the call. From marks alone only ``device`` can be told, and nothing where ``device_ns`` is
     ``below_floor``."""
@@ -297,6 +297,9 @@ class Record:
     is not what launching costs), ``throttled`` (heat, power or a brake held the clocks down near the call),
     ``exceeds_peak`` (nobody waited for this work: it ran on another stream, or had not been launched yet),
     ``flops_counted`` (torch counted the operations of this very call, which costs time), and these:
+
+    ``cudagraphs_skipped``: torch made no CUDA Graph of something it compiled in this or an earlier call of the site;
+    ``mode_reason`` says why.
 
     ``compile_limit_reached``: torch compiles this function for no further inputs, in this or an earlier call of the
     site; ``not_compiled``: it could not compile it. Such calls are warm and may have run uncompiled; ``mode_reason``

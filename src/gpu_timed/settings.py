@@ -10,15 +10,13 @@ from typing import Any, Final, Literal, TypeAlias, get_args, get_type_hints
 
 from gpu_timed.errors import ConfigurationError, unknown_value
 from gpu_timed.ledger import logger
+from gpu_timed.mode_values import parse_rules
 
 SyncPolicy: TypeAlias = Literal["boundary", "deferred", "device"]
 LatePolicy: TypeAlias = Literal["host", "device_only"]
 
 SYNC_POLICIES: Final = frozenset(get_args(SyncPolicy))
 LATE_POLICIES: Final = frozenset(get_args(LatePolicy))
-MODES: Final = frozenset({"eager"})
-"""How gpu_timed can be asked to launch the work in this version."""
-_MODES_TO_COME: Final = ("cuda_graph", "compile", "reduce-overhead", "max-autotune")
 
 TARGETS_VARIABLE: Final = "GPU_TIMED_TARGETS"
 """What to time by name, which is read where that is done: by ``gpu-timed run``, or OpenTelemetry's instrumentation."""
@@ -41,6 +39,8 @@ class Settings:
 
     disabled: bool = False
     """Measure nothing: a decorator returns the function itself. Read when decorating."""
+    mode: str = ""
+    """Modes of sites by name, over those in the code: ``decode*=cuda_graph,prefill=compile``, or one for all."""
     sync: SyncPolicy | None = None
     """Sync policy where a site names none; None means ``boundary`` for plain calls, ``deferred`` for coroutines."""
     late: LatePolicy = "host"
@@ -66,6 +66,9 @@ class Settings:
     """Seconds the end of the process may take to resolve and hand over what is left."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.mode, str):
+            raise ConfigurationError(f"mode must be a text like decode*=cuda_graph, not {self.mode!r}.")
+        parse_rules(self.mode)
         if self.sync is not None:
             check_sync(self.sync)
         check_late(self.late)
@@ -146,14 +149,3 @@ def check_late(value: object) -> None:
     """Raise ConfigurationError unless *value* says which span may be late."""
     if not isinstance(value, str) or value not in LATE_POLICIES:
         raise unknown_value("late policy", value, LATE_POLICIES)
-
-
-def check_mode(value: object) -> None:
-    """Raise ConfigurationError unless *value* is a mode this version can launch in."""
-    if value in _MODES_TO_COME:
-        raise ConfigurationError(
-            f"mode {value!r} is not in this version. Capture or compile by yourself and decorate the result: "
-            "gpu_timed(graph.replay), gpu_timed(torch.compile(f))."
-        )
-    if not isinstance(value, str) or value not in MODES:
-        raise unknown_value("mode", value, MODES)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Literal
 
 from gpu_timed.errors import ConfigurationError
+from gpu_timed.mode_values import Mode, ModeSource, mode_of
 from gpu_timed.ports import Lasting, Launch
-from gpu_timed.settings import LatePolicy, SyncPolicy, check_late, check_mode, check_sync
+from gpu_timed.settings import LatePolicy, SyncPolicy, check_late, check_sync
 from gpu_timed.values import AttributeValue, clean_all
 from gpu_timed.work import COUNT, Work, check_work
 
@@ -42,7 +43,7 @@ class Site:
         sync: Sync policy, or None for the process's.
         late: Which span may be late, or None for the process's.
         every: Record one call in this many; every call is counted.
-        mode: Mode to launch in, or None to leave the call as it is.
+        mode: Mode to launch in, a function of the call's arguments that says it, or None to leave calls as they are.
         attributes: Attributes of every span, or a function of the call's arguments that returns them.
         code: ``code.*`` attributes of the function.
         launch: Which runtime its work goes to, where that is known beforehand.
@@ -64,7 +65,10 @@ class Site:
         "lasting_dropped",
         "late",
         "launch",
+        "launchers",
         "mode",
+        "mode_source",
+        "moded",
         "name",
         "quiet_ns",
         "sync",
@@ -80,7 +84,7 @@ class Site:
         sync: SyncPolicy | None = None,
         late: LatePolicy | None = None,
         every: int = 1,
-        mode: str | None = None,
+        mode: ModeSource | None = None,
         attributes: AttributeSource | None = None,
         code: Mapping[str, AttributeValue] | None = None,
         launch: Launch | None = None,
@@ -92,8 +96,6 @@ class Site:
             check_sync(sync)
         if late is not None:
             check_late(late)
-        if mode is not None:
-            check_mode(mode)
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ConfigurationError(
                 f"every must be a whole number from 1 up, not {every!r}: every=10 records one call in ten."
@@ -108,7 +110,14 @@ class Site:
         self.sync: SyncPolicy | None = sync
         self.late: LatePolicy | None = late
         self.every = every
-        self.mode = mode
+        #: How its calls are to be launched, if that is always the same.
+        self.mode: Mode | None = None if mode is None or _is_function(mode) else mode_of(mode)
+        #: Else a function of a call's arguments that says it.
+        self.mode_source: Any = mode if mode is not None and self.mode is None else None
+        #: Whether it has a mode of its own. Read by every call.
+        self.moded = mode is not None
+        #: What launches its calls in a mode, by function and mode: see :mod:`gpu_timed.modes`.
+        self.launchers: dict[Any, Any] = {}
         self.launch = launch
         self.variable_attributes = attributes if callable(attributes) else None
         fixed = clean_all(attributes) if isinstance(attributes, Mapping) else {}
@@ -151,13 +160,17 @@ class Site:
             "sync": self.sync,
             "late": self.late,
             "every": self.every,
-            "mode": self.mode,
+            "mode": self.mode or self.mode_source,
             "attributes": self.variable_attributes,
             "code": self.attributes,
             "launch": self.launch,
             "work": self.work or self.work_source,
         }
         return _restore, (self.name, options)
+
+
+def _is_function(mode: Any) -> bool:
+    return callable(mode) and not isinstance(mode, type)
 
 
 def calls_in(counter: itertools.count[int]) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from gpu_timed.clocks.host import HostClock
 from gpu_timed.context.recording import Admission, RecordingSpan, message_of
 from gpu_timed.errors import WaitTimeout
+from gpu_timed.mode_values import Ran
 from gpu_timed.ports import MOST_WATCHERS, NOT_GIVEN, Interval, Launch, Locator, Mark, Place, WarmthSource
 from gpu_timed.record import NO_RESULTS, Missing, Record
 from gpu_timed.settings import LatePolicy, SyncPolicy
@@ -123,6 +124,8 @@ class Span(RecordingSpan):
     launch: Launch | None = None
     #: What this call has to do, where that is not the same for every call of the site.
     work: Work | Missing | None = None
+    #: How it was launched, where it was to be in some mode.
+    ran: Ran | None = None
     #: What counts its operations just now.
     counting: Any = None
     _place: Place | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -12,6 +13,8 @@ from typing import Any, TypeVar, cast, overload
 from gpu_timed import current
 from gpu_timed.callables import functions, kinds
 from gpu_timed.errors import ConfigurationError, NotCallableError, missing_extra
+from gpu_timed.mode_values import Eager, Mode, ModeSource, mode_of
+from gpu_timed.modes.choice import UseMode
 from gpu_timed.settings import LatePolicy, SyncPolicy
 from gpu_timed.site import AttributeSource, Site, WorkSource, caller_attributes, code_attributes
 from gpu_timed.span import Span
@@ -30,7 +33,7 @@ def gpu_timed(
     sync: SyncPolicy | None = None,
     late: LatePolicy | None = None,
     every: int = 1,
-    mode: str | None = None,
+    mode: ModeSource | None = None,
     attributes: AttributeSource | None = None,
     work: WorkSource | None = None,
 ) -> F: ...
@@ -41,7 +44,7 @@ def gpu_timed(
     sync: SyncPolicy | None = None,
     late: LatePolicy | None = None,
     every: int = 1,
-    mode: str | None = None,
+    mode: ModeSource | None = None,
     attributes: AttributeSource | None = None,
     work: WorkSource | None = None,
 ) -> Callable[[F], F]: ...
@@ -53,7 +56,7 @@ def gpu_timed(
     sync: SyncPolicy | None = None,
     late: LatePolicy | None = None,
     every: int = 1,
-    mode: str | None = None,
+    mode: ModeSource | None = None,
     attributes: AttributeSource | None = None,
     work: WorkSource | None = None,
 ) -> Any:
@@ -73,7 +76,12 @@ def gpu_timed(
         late: With ``deferred``: ``host`` ends the host span once the device is done, ``device_only`` ends
             it as the call returns (at the price of an SDK span on the calling thread).
         every: Record one call in this many. All are counted.
-        mode: How to launch the work; None leaves the call as it is.
+        mode: How to launch the work: ``eager``, ``cuda_graph``, ``compile``, ``reduce-overhead``, ``max-autotune``,
+            ``max-autotune-no-cudagraphs``; a :class:`~gpu_timed.mode_values.CudaGraph` or
+            :class:`~gpu_timed.mode_values.Compile` with options; or a function of the call's arguments that returns
+            one of these, or None. None leaves the call as it is. :func:`use_mode` and ``GPU_TIMED_MODE`` go before
+            it. Neither sampling nor disabling changes the mode. What cannot run so runs eagerly, and its spans say
+            why; with ``strict=True`` in the mode the call raises :class:`~gpu_timed.errors.ModeError`.
         attributes: Attributes of every span, or a function of the call's arguments that returns them.
         work: What a call has to do, so that its spans say how fast that was: a :class:`~gpu_timed.work.Work`; a
             function of the call's arguments that returns one, or None where it is not known; or ``"count"``: torch's
@@ -84,7 +92,7 @@ def gpu_timed(
 
     Raises:
         ConfigurationError: An option, or a ``GPU_TIMED_*`` variable, cannot be used.
-        MissingExtraError: ``work="count"`` without torch.
+        MissingExtraError: ``work="count"``, or a mode of torch's, without torch.
         NotCallableError: What was decorated cannot be called.
     """
     if function is None:
@@ -96,7 +104,9 @@ def gpu_timed(
     )
 
 
-def _decorate(target: Any, *, name: str | None, mode: str | None, sync: SyncPolicy | None, **options: Any) -> Any:
+def _decorate(
+    target: Any, *, name: str | None, mode: ModeSource | None, sync: SyncPolicy | None, **options: Any
+) -> Any:
     """Decorate *target*; the options as in :func:`gpu_timed`."""
     if isinstance(target, staticmethod | classmethod):
         inner = _decorate(target.__func__, name=name, mode=mode, sync=sync, **options)
@@ -109,6 +119,8 @@ def _decorate(target: Any, *, name: str | None, mode: str | None, sync: SyncPoli
         raise ConfigurationError(
             "sync='device' would block the event loop of a coroutine: use 'boundary' or 'deferred'."
         )
+    if mode is not None:
+        _check_mode(target, mode)
     site = current.new_site(
         kinds.name_of(target) if name is None else name,
         sync=sync,
@@ -117,9 +129,46 @@ def _decorate(target: Any, *, name: str | None, mode: str | None, sync: SyncPoli
         launch=kinds.launch_of(target),
         **options,
     )
-    if held.disabled and mode is None:
+    if held.disabled and mode is None and not current.modes.names(site.name):
         return target
     return kinds.wrap(target, site, current.door)
+
+
+def _check_mode(target: Any, mode: ModeSource) -> None:
+    """Raise where *target* could never run in *mode*."""
+    found = None if callable(mode) else mode_of(mode)
+    if isinstance(found, Eager):
+        return
+    if kinds.suspends(target) or inspect.isgeneratorfunction(target):
+        shown = "a function" if found is None else repr(found.name)
+        raise ConfigurationError(
+            f"mode={shown} cannot be honoured: {functions.SUSPENDED}. Decorate the function that it calls."
+        )
+    if found is not None and "torch" not in sys.modules and importlib.util.find_spec("torch") is None:
+        raise missing_extra(f"mode={found.name!r}", "torch", "torch")
+
+
+def use_mode(mode: str | Mode, *, match: str = "*") -> UseMode:
+    """Run calls of matching sites in another mode, inside a ``with`` block and in this context only.
+
+    ``with use_mode("reduce-overhead", match="decode*"): …`` Another thread, or a task that is running already, is not
+    affected; a task or thread that copies the context is. The innermost block that matches goes before all others,
+    before ``GPU_TIMED_MODE`` and before ``mode=`` at the decorator. It reaches what is decorated; with
+    ``GPU_TIMED_DISABLED=1`` that is only what has a mode of its own (``mode="eager"`` will do).
+
+    Args:
+        mode: As in :func:`gpu_timed`, but for a function.
+        match: Names of the spans, with ``*``, ``?`` and ``[…]`` as in file names.
+
+    Raises:
+        ConfigurationError: A value cannot be used.
+    """
+    made = UseMode(current.modes, mode, match)
+    if current.settings().disabled:
+        current.ledger().fault(
+            "use_mode_disabled", "GPU_TIMED_DISABLED is set: use_mode() reaches only what has a mode= of its own"
+        )
+    return made
 
 
 def gpu_span(

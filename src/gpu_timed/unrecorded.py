@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_timed.context.recording import Admission, SilentSpan
+from gpu_timed.mode_values import Ran
 from gpu_timed.record import Record
 from gpu_timed.site import Site
 from gpu_timed.work import Work, one_work
@@ -16,6 +17,7 @@ class Unrecorded(SilentSpan):
     token: Any = None
     saved_context: Any = None
     caller_context: Any = None
+    ran: Ran | None = None
 
     def __init__(self, owner: Any, site: Site, admission: Admission | None = None) -> None:
         super().__init__(admission)

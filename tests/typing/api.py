@@ -8,6 +8,8 @@ from typing import assert_type
 
 from gpu_timed import (
     CacheReport,
+    Compile,
+    CudaGraph,
     DevicePeaks,
     Diagnosis,
     Missing,
@@ -27,6 +29,7 @@ from gpu_timed import (
     measure_peaks,
     pin_caches,
     run_selftest,
+    use_mode,
     watch_cache,
 )
 from gpu_timed.propagation import ContextExecutor
@@ -140,3 +143,19 @@ assert_type(records[0].work, WorkDone | Missing)
 assert_type(measure_peaks(seconds=2.0), DevicePeaks)
 with gpu_span("block", work=Work(flops=1)) as worked:
     worked.set_work(Work(bytes=1))
+
+
+@gpu_timed(mode=CudaGraph(warmup=2, outputs="alias"))
+def in_a_mode(x: int) -> str:
+    return str(x)
+
+
+@gpu_timed(mode=lambda x: "cuda_graph" if x < 8 else None)
+def in_a_mode_of_its_arguments(x: int) -> str:
+    return str(x)
+
+
+assert_type(in_a_mode(1), str)
+assert_type(in_a_mode_of_its_arguments(1), str)
+with use_mode(Compile("reduce-overhead", fullgraph=True), match="decode*"):
+    in_a_mode(1)

@@ -279,6 +279,7 @@ def test_errors_are_one_family():
         NotCallableError: TypeError,
         MissingExtraError: ImportError,
         WaitTimeout: TimeoutError,
+        errors.ModeError: RuntimeError,
         errors.DeviceFault: Exception,
     }
     defined = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__}
@@ -347,6 +348,7 @@ def test_an_unreadable_variable_does_not_break_a_call(monkeypatch):
         ("GPU_TIMED_DISABLED", " Yes ", "disabled", True),
         ("GPU_TIMED_DISABLED", "off", "disabled", False),
         ("GPU_TIMED_DISABLED", "", "disabled", False),
+        ("GPU_TIMED_MODE", "decode*=compile,eager", "mode", "decode*=compile,eager"),
         ("GPU_TIMED_SYNC", "deferred", "sync", "deferred"),
         ("GPU_TIMED_LATE", "device_only", "late", "device_only"),
         ("GPU_TIMED_DEVICE_SPANS", "0", "device_spans", False),

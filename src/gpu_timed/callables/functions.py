@@ -18,10 +18,12 @@ import types
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any, Final, cast
 
-from gpu_timed.ports import Door
+from gpu_timed.ports import Door, ModeSwitch
 from gpu_timed.site import Site
 
 _OWN: Final = "_gpu_timed_"
+SUSPENDED: Final = "a call that is suspended now and then is launched as it is written: give its plain part a mode"
+LAUNCH: Final = "the launch of a kernel is one launch in any mode: give the function around it a mode"
 _DYNAMO: Final = ("_torchdynamo", "get_compiler_config")
 
 
@@ -89,7 +91,7 @@ def _is(question: Callable[[Any], bool], target: Any) -> bool:
 
 def _plain(function: Callable[..., Any], site: Site, door: Door) -> types.FunctionType:
     # Everything it needs is in its closure: its globals are to be those of *function*.
-    name, enter, traced, is_compiling = site.name, door.enter, door.traced, compiling
+    name, enter, traced, modes, is_compiling = site.name, door.enter, door.traced, door.modes, compiling
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
@@ -97,10 +99,17 @@ def _plain(function: Callable[..., Any], site: Site, door: Door) -> types.Functi
             return function(*args, **kwargs)
         opened = enter(site, args, kwargs)
         if opened is None:
-            return function(*args, **kwargs)
+            return (
+                modes.run(site, function, None, args, kwargs)
+                if site.moded or modes.in_force
+                else function(*args, **kwargs)
+            )
         try:
             try:
-                result = function(*args, **kwargs)
+                if site.moded or modes.in_force:
+                    result = modes.run(site, function, opened, args, kwargs)
+                else:
+                    result = function(*args, **kwargs)
             except BaseException as error:
                 opened.owner.leave(opened, error)
                 raise
@@ -116,7 +125,7 @@ def _plain(function: Callable[..., Any], site: Site, door: Door) -> types.Functi
 def _generator(function: Callable[..., Any], site: Site, door: Door) -> types.FunctionType:
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         inner = function(*args, **kwargs)
-        opened = door.enter(site, args, kwargs)
+        opened = _enter(door, site, args, kwargs, suspends=False)
         if opened is None:
             return (yield from inner)
         try:
@@ -139,7 +148,7 @@ def _generator_coroutine(function: Callable[..., Any], site: Site, door: Door) -
 
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         inner = function(*args, **kwargs)
-        opened = door.enter(site, args, kwargs, suspends=True)
+        opened = _enter(door, site, args, kwargs, suspends=True)
         if opened is None:
             return (yield from inner)
         try:
@@ -160,7 +169,7 @@ def _generator_coroutine(function: Callable[..., Any], site: Site, door: Door) -
 def _coroutine(function: Callable[..., Any], site: Site, door: Door) -> types.FunctionType:
     async def call(*args: Any, **kwargs: Any) -> Any:
         inner = function(*args, **kwargs)
-        opened = door.enter(site, args, kwargs, suspends=True)
+        opened = _enter(door, site, args, kwargs, suspends=True)
         if opened is None:
             return await inner
         try:
@@ -183,7 +192,7 @@ def _async_generator(function: Callable[..., Any], site: Site, door: Door) -> ty
         inner = function(*args, **kwargs)
         # A step is taken out of the list as it is awaited: a local name would keep what is thrown in alive.
         steps: list[Awaitable[Any]] = [inner.asend(None)]
-        opened = door.enter(site, args, kwargs, suspends=True)
+        opened = _enter(door, site, args, kwargs, suspends=True)
         try:
             try:
                 while True:
@@ -217,6 +226,23 @@ def _async_generator(function: Callable[..., Any], site: Site, door: Door) -> ty
             raise
 
     return cast("types.FunctionType", call)
+
+
+def decline(modes: ModeSwitch, site: Site, opened: Any, why: str) -> None:
+    """Tell *opened* that the call runs as it is; where that is not to be, close it and raise."""
+    try:
+        modes.decline(site, opened, why)
+    except BaseException as error:
+        if opened is not None and opened.owner.close(opened, error):
+            opened.owner.submit(opened)
+        raise
+
+
+def _enter(door: Door, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], *, suspends: bool) -> Any:
+    opened = door.enter(site, args, kwargs, suspends=suspends)
+    if site.moded or door.modes.in_force:
+        decline(door.modes, site, opened, SUSPENDED)
+    return opened
 
 
 async def close(opened: Any, error: BaseException | None, result: Any = None) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import wrapt
 
+from gpu_timed.callables import functions
 from gpu_timed.errors import NotCallableError
 from gpu_timed.ports import Door, Launch
 from gpu_timed.record import Missing
@@ -115,6 +116,7 @@ class _TimedLaunch(wrapt.CallableObjectProxy):  # type: ignore[type-arg] # not g
         self._self_made_of = (kernel, configure, site, door)
         self._self_site = site
         self._self_enter = door.enter
+        self._self_modes = door.modes
         self._self_call: Callable[..., Any]
         if configured is kernel:  # the simulator configures the kernel itself: again before each launch
             self._self_call = lambda *args: configure(kernel)(*args)  # noqa: PLW0108 - not before it is called
@@ -124,7 +126,10 @@ class _TimedLaunch(wrapt.CallableObjectProxy):  # type: ignore[type-arg] # not g
             self._self_where = _where(configured)
 
     def __call__(self, *args: Any) -> Any:
-        opened = self._self_enter(self._self_site, args, launch=self._self_where)
+        site, modes = self._self_site, self._self_modes
+        opened = self._self_enter(site, args, launch=self._self_where)
+        if site.moded or modes.in_force:
+            functions.decline(modes, site, opened, functions.LAUNCH)
         if opened is None:
             return self._self_call(*args)
         try:

@@ -15,6 +15,7 @@ import collections
 import sys
 from typing import Any, Final
 
+from gpu_timed.callables import functions
 from gpu_timed.ports import Door, Launch
 from gpu_timed.record import Missing
 from gpu_timed.site import Site
@@ -66,7 +67,10 @@ class _TimedLaunches:
             return run(*args, **kwargs)
         held: Any = self
         where = _INTERPRETER if _is_interpreted(held.__wrapped__) else _LAUNCH
-        opened = held.gpu_timed_door.enter(held.gpu_timed_site, args, kwargs, launch=where)
+        site, door = held.gpu_timed_site, held.gpu_timed_door
+        opened = door.enter(site, args, kwargs, launch=where)
+        if site.moded or door.modes.in_force:
+            functions.decline(door.modes, site, opened, functions.LAUNCH)
         if opened is None:
             return run(*args, **kwargs)
         try:

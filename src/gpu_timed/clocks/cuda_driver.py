@@ -11,9 +11,11 @@ Context Management; driver 580 (CUDA 13.0) was the one measured.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
 SUCCESS: Final = 0
@@ -63,6 +65,21 @@ def load() -> ctypes.CDLL | None:
     except (OSError, AttributeError):
         return None
     return library
+
+
+@contextlib.contextmanager
+def relaxed() -> Iterator[None]:
+    """Let nothing that this thread asks the driver be held against another thread's graph capture."""
+    library = load()
+    if library is None:
+        yield
+        return
+    mode = ctypes.c_int(RELAXED)
+    library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 def device_present() -> bool:

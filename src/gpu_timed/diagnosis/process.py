@@ -96,6 +96,13 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "work_raised": _Kind(
         "warning", "calls whose work= function raised, or returned no Work", "see the log for the first"
     ),
+    "mode_not_honoured": _Kind(
+        "warning", "calls that ran in another mode than they were asked to", "their spans say why (mode_reason)"
+    ),
+    "mode_raised": _Kind("warning", "calls whose mode= function raised, or returned no mode", "see the log"),
+    "use_mode_disabled": _Kind(
+        "note", "use_mode() blocks under GPU_TIMED_DISABLED", "give the sites they are about mode='eager'"
+    ),
     "inputs_unreadable": _Kind("note", "calls with a tensor whose shape could not be read while cuDNN tunes itself"),
     "provider_raised": _Kind("warning", "times that the provider raised while flushing", "see the log for the first"),
     "vitals_given_up": _Kind(
@@ -147,6 +154,7 @@ INTERNAL: Final = frozenset(
             "probe_detach",
             "vitals",
             "counting",
+            "mode",
         ),
     }
 )

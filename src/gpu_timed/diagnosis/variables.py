@@ -66,4 +66,6 @@ def _one(variable: str, name: str, environment: Mapping[str, str], held: Setting
 
 
 def _shown(value: object) -> str:
-    return "not set: boundary, and deferred for coroutines" if value is None else str(value)
+    if value is None:
+        return "not set: boundary, and deferred for coroutines"
+    return str(value) or "not set"

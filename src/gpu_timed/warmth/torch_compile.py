@@ -6,7 +6,8 @@ metrics of each compile, on the compiling thread, and so for one that failed or 
 
 What Inductor leaves to its worker processes is part of the compile that waits for them. A code object that met the
 limit, or that could not be compiled, makes no more events: what it told then lasts, until ``torch._dynamo.reset()``,
-after which the first compile is ``0/0`` again.
+after which the first compile is ``0/0`` again. So does that torch made no CUDA Graph of it (``cudagraph_skip_reason``,
+where the metrics have it).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gpu_timed.warmth.probe import Detach, Probe, Tell, replace
 
 COMPILE_LIMIT_REACHED: Final = "compile_limit_reached"
 NOT_COMPILED: Final = "not_compiled"
+CUDAGRAPHS_SKIPPED: Final = "cudagraphs_skipped"
 
 _HITS: Final = (
     "inductor_fx_local_cache_hit_count",
@@ -117,7 +119,9 @@ def _tell(metrics: Any, tell: Tell, frames: _Frames) -> None:
         verb = f"{verb} with code from the disk cache"
     elif hits:
         verb = f"{verb} in part, with code from the disk cache"
-    tell(f"{which} {verb}", tier, duration, reason, undone=undone)
+    skipped = str(held.get("cudagraph_skip_reason") or "").partition("\n")[0]
+    holds = frames.last(compile_id, CUDAGRAPHS_SKIPPED, f"{which}: {skipped}") if skipped else None
+    tell(f"{which} {verb}", tier, duration, reason, lasting=holds, undone=undone)
 
 
 def _failure(held: dict[str, Any], which: str, compile_id: str, frames: _Frames) -> tuple[str, str, Lasting]:

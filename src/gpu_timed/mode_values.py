@@ -1,0 +1,224 @@
+"""The modes as values: how a call can be asked to launch its work. Which of them ran is on the record.
+
+A text is shorthand for a value with its defaults: ``"cuda_graph"`` for ``CudaGraph()``, ``"reduce-overhead"`` for
+``Compile("reduce-overhead")``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, cast, get_args
+
+from gpu_timed.errors import ConfigurationError, unknown_value
+
+ModeName: TypeAlias = Literal[
+    "eager", "cuda_graph", "compile", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+]
+CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+Outputs: TypeAlias = Literal["clone", "alias"]
+Inputs: TypeAlias = Literal["copy", "static"]
+
+MODES: Final[frozenset[str]] = frozenset(get_args(ModeName))
+_COMPILE_MODES: Final = frozenset(get_args(CompileMode))
+_WITH_GRAPHS: Final = frozenset({"reduce-overhead", "max-autotune"})
+_MOST: Final = 10_000
+_GIB: Final = 1 << 30
+
+
+def _word(what: str, value: object, known: Any) -> None:
+    if not isinstance(value, str) or value not in known:
+        raise unknown_value(what, value, known)
+
+
+def _flags(held: Any, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(held, name), bool):
+            raise ConfigurationError(f"{name} must be True or False, not {getattr(held, name)!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Eager:
+    """Each call as the function is written."""
+
+    name: ClassVar[str] = "eager"
+
+
+@dataclass(frozen=True, slots=True)
+class Compile:
+    """Through ``torch.compile``, once for each site.
+
+    Args:
+        mode: As ``torch.compile`` takes it. ``reduce-overhead`` and ``max-autotune`` use CUDA Graphs as well.
+        fullgraph: Refuse code that needs more than one graph, instead of running it in pieces.
+        dynamic: As ``torch.compile`` takes it.
+        outputs: ``clone`` hands out copies that the next replay of torch's CUDA Graphs cannot overwrite; ``alias``
+            hands out torch's own, which are valid until the next call. Without CUDA Graphs nothing is copied.
+        backend: As ``torch.compile`` takes it.
+        strict: Raise :class:`~gpu_timed.errors.ModeError` where it cannot be compiled, instead of running as it is.
+
+    Raises:
+        ConfigurationError: A value cannot be used.
+    """
+
+    mode: CompileMode = "default"
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    outputs: Outputs = "clone"
+    backend: str | Callable[..., Any] = "inductor"
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        _word("mode of torch.compile", self.mode, _COMPILE_MODES)
+        _word("way to hand out outputs", self.outputs, get_args(Outputs))
+        _flags(self, "fullgraph", "strict")
+        if self.dynamic is not None:
+            _flags(self, "dynamic")
+        if not callable(self.backend) and (not isinstance(self.backend, str) or not self.backend):
+            raise ConfigurationError(f"backend must be a name or a function, not {self.backend!r}.")
+        if self.backend != "inductor" and self.mode != "default":
+            raise ConfigurationError(f"mode {self.mode!r} is Inductor's: leave out backend=, or mode=.")
+
+    @property
+    def name(self) -> str:
+        """What it is called on a record."""
+        return "compile" if self.mode == "default" else self.mode
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether torch captures what it compiled into CUDA Graphs, where it can."""
+        return self.mode in _WITH_GRAPHS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaGraph:
+    """One CUDA Graph for each input signature: captured after a warm-up, replayed from then on.
+
+    A signature is shapes, dtypes, devices and strides of the tensors, the other arguments, and the state of grad
+    mode, inference mode and autocast.
+
+    Args:
+        warmup: Runs before a capture, at least 1. Their effects on what the function changes are undone.
+        max_graphs: Graphs of a site that are kept, at least 1; beyond it the one that was replayed longest ago goes.
+        inputs: ``copy`` copies the arguments into the graph's own; ``static`` replays on the tensors of the capture
+            as they are: the signature then holds their addresses, and nothing is copied.
+        outputs: ``clone`` hands out copies; ``alias`` the graph's own, which the next replay overwrites.
+        audit_every: Compare one replay in this many with an eager run; None for the first of each signature only.
+        strict: Raise :class:`~gpu_timed.errors.ModeError` where it cannot be captured, instead of running eagerly.
+        reset: Called before a warm-up run, the capture and a run for comparison: puts host state of the function back
+            to what it was before the call. Without it, a function that changes host state is not captured.
+        mutates: Called with the call's arguments; returns the tensors that the function changes by kernels that are
+            no operations of torch (Triton, Numba, CuPy), which cannot be seen otherwise.
+        max_state_bytes: What may be set aside to undo changes of state; a call that changes more is not captured.
+
+    Raises:
+        ConfigurationError: A value cannot be used.
+    """
+
+    warmup: int = 3
+    max_graphs: int = 16
+    inputs: Inputs = "copy"
+    outputs: Outputs = "clone"
+    audit_every: int | None = None
+    strict: bool = False
+    reset: Callable[[], object] | None = None
+    mutates: Callable[..., Any] | None = None
+    max_state_bytes: int = _GIB
+    name: ClassVar[str] = "cuda_graph"
+
+    def __post_init__(self) -> None:
+        for name, least in (("warmup", 1), ("max_graphs", 1), ("audit_every", 1), ("max_state_bytes", 0)):
+            value = getattr(self, name)
+            if value is None and name == "audit_every":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigurationError(f"{name} must be a whole number from {least} up, not {value!r}.")
+        if self.max_graphs > _MOST:
+            raise ConfigurationError(f"max_graphs must be at most {_MOST:,}, not {self.max_graphs!r}.")
+        _word("way to take inputs", self.inputs, get_args(Inputs))
+        _word("way to hand out outputs", self.outputs, get_args(Outputs))
+        _flags(self, "strict")
+        for name in ("reset", "mutates"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise ConfigurationError(f"{name} must be a function, not {getattr(self, name)!r}.")
+
+
+Mode: TypeAlias = Eager | Compile | CudaGraph
+ModeSource: TypeAlias = str | Mode | Callable[..., str | Mode | None]
+"""A mode, its name, or a function of the call's arguments that returns one of them, or None: leave it as it is."""
+
+EAGER: Final = Eager()
+_BY_NAME: Final[dict[str, Mode]] = {
+    "eager": EAGER,
+    "cuda_graph": CudaGraph(),
+    "compile": Compile(),
+    "reduce-overhead": Compile("reduce-overhead"),
+    "max-autotune": Compile("max-autotune"),
+    "max-autotune-no-cudagraphs": Compile("max-autotune-no-cudagraphs"),
+}
+
+
+class Ran(NamedTuple):
+    """How a call was launched."""
+
+    mode: str
+    """What ran."""
+    requested: str
+    """What was asked for."""
+    reason: str = ""
+    """Why they differ, or what else is to be known."""
+
+
+class Rule(NamedTuple):
+    """Which sites are to run in which mode."""
+
+    match: str
+    """Glob over names of spans."""
+    mode: Mode
+
+
+def mode_of(value: object) -> Mode:
+    """Return the mode that *value*, a mode or its name, stands for: the same object for what is equal.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    if isinstance(value, str):
+        found = _BY_NAME.get(value)
+        if found is not None:
+            return cast("Mode", _the_same(found))
+    elif isinstance(value, Eager | Compile | CudaGraph):
+        try:
+            return cast("Mode", _the_same(value))
+        except TypeError:
+            raise ConfigurationError(f"what a mode holds must be hashable: {value!r}.") from None
+    raise unknown_value("mode", value, MODES)
+
+
+@functools.lru_cache(maxsize=1024)
+def _the_same(value: Hashable) -> Any:
+    """Return the first value that was equal to *value*: modes are told apart by identity, which is fast."""
+    return value
+
+
+def parse_rules(text: str) -> tuple[Rule, ...]:
+    """Read ``decode*=cuda_graph,prefill=compile``; a mode alone is for every site. The first that matches holds.
+
+    Raises:
+        ConfigurationError: A part cannot be read; the message names it.
+    """
+    found = []
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        match, equals, name = (piece.strip() for piece in part.rpartition("="))
+        if equals and not match:
+            raise ConfigurationError(f"mode {part!r} names no span: write it like decode*=cuda_graph, or {name} alone.")
+        found.append(Rule(match or "*", mode_of(name)))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def matches(pattern: str, name: str) -> bool:
+    """Return whether the glob *pattern* is for spans called *name*; upper and lower case differ."""
+    return fnmatchcase(name, pattern)

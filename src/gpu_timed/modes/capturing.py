@@ -1,0 +1,153 @@
+"""One capture: made, held against the eager run of the same call, and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpu_timed.mode_values import CudaGraph
+from gpu_timed.modes import host_state
+
+
+class Captured:
+    """A graph, and what a replay needs beside it."""
+
+    def __init__(self, graph: Any, static: list[Any], keep: Any) -> None:
+        self.graph = graph
+        #: The tensors that it reads its inputs from.
+        self.static = static
+        #: Which inputs the call changes, by position; and what else that was there before it.
+        self.changed_inputs: list[int] = []
+        self.changed: dict[int, Any] = {}
+        #: How each output is made of the graph's: ``(kind, what)``; and how they are nested.
+        self.plan: list[tuple[str, Any]] = []
+        self.spec: Any = None
+        self.guards: list[tuple[Any, Any, Any]] = []
+        #: What the graph knows the addresses of and does not own.
+        self.keep = keep
+        self.replays = 0
+
+    def made(self, tensors: list[Any]) -> list[Any]:
+        """Return the outputs of the last replay, for a call with *tensors*."""
+        return [
+            what.clone() if kind == "clone" else tensors[what] if kind == "input" else what for kind, what in self.plan
+        ]
+
+
+class Capturing:
+    """Makes graphs of *function*.
+
+    Args:
+        function: What is captured.
+        mode: How.
+        device: :class:`gpu_timed.modes.torch_graphs.Device`, or what stands for it.
+        values: :mod:`gpu_timed.modes.torch_values`.
+        watching: :mod:`gpu_timed.modes.torch_watching`.
+    """
+
+    def __init__(self, function: Callable[..., Any], mode: CudaGraph, device: Any, values: Any, watching: Any) -> None:
+        self._function = function
+        self.mode = mode
+        self._device = device
+        self._values = values
+        self._watching = watching
+
+    def too_much(self, watch: Any, taken: Any) -> str:
+        """Return why what the call changes is more than can be undone."""
+        if watch.too_much:
+            return f"changes more state than max_state_bytes={self.mode.max_state_bytes:,}"
+        keys = [self._watching.key_of(tensor) for tensor in taken.tensors]
+        if len(set(keys)) != len(keys) and any(key in watch.changed for key in keys):
+            return "changes an argument that shares its memory with another"
+        return ""
+
+    def make(self, taken: Any, static: list[Any], watch: Any) -> Captured:
+        """Capture a call that was watched, with *static* as the graph's inputs. Raises what cannot be captured."""
+        positional, by_name = self._values.rebuilt(taken, static)
+        if self.mode.reset is not None:
+            self.mode.reset()
+        graph = self._device.capture(taken.tensors[0], lambda: self._function(*positional, **by_name))
+        made = Captured(graph, static, dict(watch.outside))
+        try:
+            of = self._watching.key_of
+            keys = [of(tensor) for tensor in taken.tensors]
+            made.changed_inputs = [index for index, key in enumerate(keys) if key in watch.changed]
+            made.changed = {key: one for key, one in watch.changed.items() if key not in keys}
+            leaves, made.spec = self._values.apart(graph.outputs)
+            made.plan = [self._plan(leaf, static, watch) for leaf in leaves]
+            made.guards = host_state.Snapshot(self._function, taken.leaves, self._values.is_tensor).guards()
+        except Exception:
+            graph.release()
+            raise
+        return made
+
+    def _plan(self, leaf: Any, static: list[Any], watch: Any) -> tuple[str, Any]:
+        """Return how an output is made of the graph's, so that it is to its user what the eager one would be."""
+        if not self._values.is_tensor(leaf):
+            return "is", leaf
+        of = self._watching.key_of
+        for index, tensor in enumerate(static):
+            if leaf is tensor:
+                return "input", index
+            if of(leaf) == of(tensor):
+                raise ValueError("an output is a view of an argument")
+        if of(leaf) in watch.outside:
+            return "is", leaf
+        return ("clone" if self.mode.outputs == "clone" else "is"), leaf
+
+    def replay(self, captured: Captured, taken: Any) -> Any:
+        """Replay for a call; returns what it gives."""
+        values, static, graph, tensors = self._values, captured.static, captured.graph, taken.tensors
+        copies = self.mode.inputs == "copy"
+        graph.order()
+        if copies:
+            values.copy_into(static, tensors)
+        graph.replay()
+        changed = captured.changed_inputs
+        if changed and copies:
+            values.copy_into([tensors[index] for index in changed], [static[index] for index in changed])
+        return values.together(captured.made(tensors), captured.spec)
+
+    @property
+    def compares(self) -> bool:
+        """Whether a replay can be undone. What compiled code changes is not seen, and must not be changed twice."""
+        return self.mode.mutates is not None or not self._device.compile_in_use()
+
+    def compare(  # noqa: PLR0917 - all that is known of the call
+        self, captured: Captured, fresh: list[Any], watch: Any, taken: Any, result: Any, drawn: tuple[Any, Any]
+    ) -> str:
+        """Replay on the state from before the call; returns how that differs from the eager run, whose state stays."""
+        values, watching, device = self._values, self._watching, self._device
+        if not self.compares:
+            return ""
+        copies = self.mode.inputs == "copy"
+        first = taken.tensors[0]
+        expected = [leaf.clone() if values.is_tensor(leaf) else leaf for leaf in values.apart(result)[0]]
+        changed = captured.changed if copies else dict(watch.changed)
+        done = {key: watching.content_of(tensor) for key, tensor in changed.items()}
+        with device.relaxed():
+            captured.graph.order()
+            try:
+                self._put(changed, watch.before)
+                device.set_random_state(first, drawn[0])
+                if copies and fresh is not captured.static:
+                    values.copy_into(captured.static, fresh)
+                captured.graph.replay()
+                found = captured.made(captured.static)
+                if len(found) != len(expected):
+                    return "a replay gives another number of outputs"
+                pairs = list(zip(expected, found, strict=True))
+                pairs += [(done[key], watching.memory_of(tensor)) for key, tensor in changed.items()]
+                if copies:
+                    pairs += [(taken.tensors[index], captured.static[index]) for index in captured.changed_inputs]
+                why = next(filter(None, (values.differ(*pair) for pair in pairs)), "")
+            finally:
+                self._put(changed, done)
+                device.set_random_state(first, drawn[1])
+        if why and not device.is_same_state(*drawn):
+            return ""  # it draws random numbers: not to be compared
+        return f"a replay does not do what the eager run did: {why}" if why else ""
+
+    def _put(self, tensors: dict[int, Any], contents: dict[int, Any]) -> None:
+        for key, tensor in tensors.items():
+            self._values.copy_into([self._watching.memory_of(tensor)], [contents[key]])

@@ -1,0 +1,194 @@
+"""Which mode a call runs in: the innermost ``use_mode`` that names its site, else the variable, else the site's own.
+
+Asked of every call of a site that has a mode, and of every call once ``use_mode`` or the variable was used; whether
+it is measured or not. Sampling and ``every=`` never change what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Any, Final
+
+from gpu_timed.errors import ConfigurationError, ModeError
+from gpu_timed.ledger import Ledger
+from gpu_timed.mode_values import EAGER, Compile, Eager, Mode, Ran, Rule, matches, mode_of, parse_rules
+from gpu_timed.modes.compiled import Compiled
+from gpu_timed.modes.graphed import Graphed
+from gpu_timed.modes.launcher import Launcher
+from gpu_timed.site import Site
+
+_MOST_LAUNCHERS: Final = 64
+"""Launchers of a site that are kept: its modes, times the functions that share it."""
+_MOST_SAID: Final = 1000
+
+
+class Switch:
+    """Chooses, and runs a call as chosen. One for a process: it is pickled by its name there, as functions are.
+
+    Args:
+        module: Where it is found, under the name *name*.
+        ledger: Returns the counts of the process.
+        cold: Takes note that something was prepared, and for how many nanoseconds.
+        relaxed: Returns a context in which waiting cannot break another thread's graph capture.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        name: str,
+        *,
+        ledger: Callable[[], Ledger],
+        cold: Callable[[str, int], None],
+        relaxed: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.__module__ = module
+        self._name = name
+        self._ledger = ledger
+        #: See :class:`~gpu_timed.modes.launcher.Notes`.
+        self.cold = cold
+        self.relaxed = relaxed
+        #: Whether anything but a site's own mode was ever in force in this process. Read by every call; stays, since
+        #: a context copied inside a ``use_mode`` block outlives it.
+        self.in_force = False
+        self._rules: tuple[Rule, ...] = ()
+        self._uses: ContextVar[tuple[Rule, ...]] = ContextVar("gpu_timed_modes", default=())
+        self._said: set[tuple[str, str]] = set()
+
+    def __reduce__(self) -> str:
+        """Pickle by name."""
+        return self._name
+
+    def set_rules(self, text: str) -> None:
+        """Have the rules of *text* hold for the whole process, over the sites' own modes."""
+        self._rules = parse_rules(text)
+        if self._rules:
+            self.in_force = True
+
+    def forget(self) -> None:
+        """Begin anew. Blocks that are open stay open."""
+        self.in_force, self._rules, self._said = bool(self._uses.get()), (), set()
+
+    def use(self, rule: Rule) -> Token[tuple[Rule, ...]]:
+        """Put *rule* before all others in this context. Returns what :meth:`unuse` takes."""
+        self.in_force = True
+        return self._uses.set((rule, *self._uses.get()))
+
+    def unuse(self, token: Token[tuple[Rule, ...]]) -> None:
+        """Undo :meth:`use`."""
+        self._uses.reset(token)
+
+    def names(self, site_name: str) -> bool:
+        """Return whether a rule of the whole process is about sites of that name."""
+        return any(matches(rule.match, site_name) for rule in self._rules)
+
+    def choose(
+        self, site: Site, arguments: tuple[Any, ...] = (), named: Mapping[str, Any] | None = None
+    ) -> Mode | None:
+        """Return the mode that a call of *site* is to run in, or None: as it is."""
+        name = site.name
+        for rule in (*self._uses.get(), *self._rules):
+            if matches(rule.match, name):
+                return rule.mode
+        if site.mode_source is None:
+            return site.mode
+        try:
+            found = site.mode_source(*arguments, **named or {})
+            return None if found is None else mode_of(found)
+        except Exception as error:  # noqa: BLE001 - the user's function of modes
+            self._ledger().fault("mode_raised", error)
+            return None
+
+    def run(
+        self,
+        site: Site,
+        function: Callable[..., Any],
+        opened: Any,
+        arguments: tuple[Any, ...],
+        named: Mapping[str, Any],
+    ) -> Any:
+        """Call *function* in the mode of this call, and tell *opened*, its span or None, what ran.
+
+        Raises:
+            ModeError: The mode cannot be honoured, and is ``strict``.
+        """
+        try:
+            mode = self.choose(site, arguments, named)
+            if mode is None:
+                launcher = None
+            elif isinstance(mode, Eager):
+                launcher = None
+                if opened is not None:
+                    opened.ran = _EAGER
+            else:
+                launcher = site.launchers.get((id(function), id(mode))) or self._launcher(site, function, mode)
+        except Exception as error:  # noqa: BLE001 - rule 1
+            self._ledger().fault("mode", error)
+            launcher = None
+        if launcher is None:
+            return function(*arguments, **named)
+        return launcher.run(opened, arguments, named)
+
+    def decline(self, site: Site, opened: Any, why: str) -> None:
+        """Tell *opened* that a call of *site* runs as it is, whatever was asked for, and *why*.
+
+        Raises:
+            ModeError: What was asked for is ``strict``.
+        """
+        mode = self.choose(site)
+        if mode is None:
+            return
+        if isinstance(mode, Eager):
+            why = ""
+        elif mode.strict:
+            raise ModeError(f"{site.name} cannot run as {mode.name}: {why}.")
+        else:
+            self.note(site.name, mode.name, why)
+        if opened is not None:
+            opened.ran = Ran(EAGER.name, mode.name, why)
+
+    def note(self, name: str, mode: str, why: str) -> None:
+        """Count that a call ran in another mode than *mode*, and say so once for each site and reason."""
+        ledger = self._ledger()
+        ledger.count("mode_not_honoured")
+        key = name, why
+        if key not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add(key)
+            ledger.say(f"gpu_timed: {name} was asked to run as {mode} and does not: {why}. Said once.")
+
+    def fault(self, kind: str, error: BaseException) -> None:
+        """Count a fault of gpu_timed's own."""
+        self._ledger().fault(kind, error)
+
+    def _launcher(self, site: Site, function: Callable[..., Any], mode: Mode) -> Launcher:
+        kept = site.launchers
+        kind: type[Launcher] = Compiled if isinstance(mode, Compile) else Graphed
+        if len(kept) >= _MOST_LAUNCHERS:
+            kept.pop(next(iter(kept)), None)
+        # It holds both, so that their identities stay theirs. Of two threads that make one, one is kept.
+        found: Launcher = kept.setdefault((id(function), id(mode)), kind(function, site, mode, self))
+        return found
+
+
+class UseMode:
+    """A ``with`` block in which matching sites run in a mode. See :func:`gpu_timed.use_mode`."""
+
+    def __init__(self, switch: Switch, mode: object, match: object) -> None:
+        if not isinstance(match, str) or not match:
+            raise ConfigurationError(f"match must be a name or a glob such as 'decode*', not {match!r}.")
+        self._switch = switch
+        self._rule = Rule(match, mode_of(mode))
+        self._tokens: list[Token[tuple[Rule, ...]]] = []
+
+    def __enter__(self) -> None:
+        self._tokens.append(self._switch.use(self._rule))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._switch.unuse(self._tokens.pop())
+
+
+_EAGER: Final = Ran(EAGER.name, EAGER.name)

@@ -1,0 +1,117 @@
+"""The ``torch.compile`` modes: compiled once for each site, and honest about what ran.
+
+What is given to torch is a function of one line around the user's, with a code object of its own for each site (torch
+caches compiled code by code object, and stops after eight). That line knows whether it is traced or run: run means
+that torch runs the call uncompiled, because of the recompile limit, a stance, or a switch.
+
+A failure to compile costs nobody a call. Of a backend, the graph it could not compile runs operation by operation,
+whatever ran before it. Of Dynamo under ``fullgraph=True`` nothing of the call ran yet, and it runs as it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from threading import Lock
+from typing import Any, Final
+
+from gpu_timed.errors import ModeError
+from gpu_timed.mode_values import Compile
+from gpu_timed.modes.launcher import INSIDE, Launcher, Notes, inside
+from gpu_timed.site import Site
+
+_MOST_FAILURES: Final = 8
+_MOST_TEXT: Final = 300
+
+
+class Compiled(Launcher):
+    """Runs calls of a function through ``torch.compile``."""
+
+    mode: Compile
+
+    def __init__(self, function: Callable[..., Any], site: Site, mode: Any, notes: Notes) -> None:
+        super().__init__(function, site, mode, notes)
+        self._lock = Lock()
+        self._leaf: Any = None
+        self._compiled: Any = None
+        #: Why it is not tried any more.
+        self._given_up = ""
+        self._failures = 0
+        self._worked = False
+        #: Whether torch made no CUDA Graphs of what it compiled, or not of all.
+        self._skipped = False
+
+    def run(self, opened: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """See :meth:`Launcher.run`."""
+        compiled = self._compiled or self._make()
+        if self._given_up:
+            return self.eagerly(opened, arguments, named, self._given_up)
+        leaf = self._leaf
+        why, skips = "", 0
+        if self.mode.uses_graphs:
+            why, skips = INSIDE if inside.depth else leaf.why_no_graphs(), leaf.skips()
+            if why:
+                return self.eagerly(opened, arguments, named, why)
+        before, result = leaf.begin(), None
+        try:
+            result = compiled(*arguments, **named)
+        except leaf.FAILURES as error:
+            if not self.mode.fullgraph:  # some of it may have run: it is torch's own, as without us
+                raise
+            why = self._fail(error)
+            if self.mode.strict:
+                self.notes.note(self.name, self.asked.mode, why)
+                raise ModeError(f"{self.name} cannot run as {self.asked.mode}: {why}.") from error
+        finally:
+            uncompiled = leaf.end(before)  # why, if it was
+        if why:
+            return self.eagerly(opened, arguments, named, why)
+        self._tell_what_ran(opened, leaf, uncompiled, skips)
+        if self.mode.uses_graphs and self.mode.outputs == "clone" and not uncompiled:
+            return leaf.cloned(result)
+        return result
+
+    def _tell_what_ran(self, opened: Any, leaf: Any, uncompiled: str, skips: int) -> None:
+        """Say what ran. Under ``strict`` it has run already where that is raised."""
+        if uncompiled:
+            self.tell(opened, "eager", uncompiled)
+        else:
+            self._worked = True
+            if not self.mode.uses_graphs:
+                self.tell(opened, self.asked.mode, "")
+            elif not leaf.has_cuda():
+                self.tell(opened, "compile", "no CUDA device: compiled, without CUDA Graphs")
+            else:
+                self._skipped = self._skipped or leaf.skips() != skips
+                self.tell(
+                    opened,
+                    "compile" if self._skipped else self.asked.mode,
+                    "torch skipped CUDA Graphs in this or an earlier call" if self._skipped else "",
+                )
+
+    def _make(self) -> Any:
+        """Give the function to torch, once. What goes wrong is kept as the reason."""
+        with self._lock:
+            if self._compiled is None and not self._given_up:
+                try:
+                    self._leaf = importlib.import_module("gpu_timed.modes.torch_compiling")
+                    self._compiled = self._leaf.compile_for_site(self.function, self.name, self.mode, failure_text)
+                except ImportError as error:
+                    self._given_up = f"torch is not there: {str(error)[:_MOST_TEXT]}"
+                except Exception as error:  # noqa: BLE001 - a callable that torch does not take
+                    self._given_up = failure_text(error)
+            return self._compiled
+
+    def _fail(self, error: BaseException) -> str:
+        """Take note of a call that Dynamo could not compile; after the first, or some between others, give up."""
+        self._failures += 1
+        why = failure_text(error)
+        if not self._leaf.is_limit(error) and (not self._worked or self._failures >= _MOST_FAILURES):
+            self._given_up = why
+        return why
+
+
+def failure_text(error: BaseException) -> str:
+    """Return in words that *error* kept something from being compiled."""
+    said = str(error).strip().partition("\n")[0]
+    return f"could not be compiled ({type(error).__name__}: {said})"[:_MOST_TEXT]

@@ -1,0 +1,330 @@
+"""The CUDA Graph mode: one graph for each input signature, after calls that have shown that one can hold the call.
+
+Nothing is run that the user did not call, but for one replay of each graph, whose effects are undone:
+
+* The first calls of a signature run eagerly, watched by torch's dispatcher: that is the warm-up, and shows what the
+  call changes and whether a graph can hold it.
+* The next one runs eagerly, too, and is then captured (which runs the host's part once more, and nothing on the
+  device) and replayed on the state from before the call; outputs and state must be those of the eager run, which stay.
+* From then on calls are replays, as long as what the function sees on the host is what it was.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from threading import Lock, RLock
+from typing import Any, Final
+
+from gpu_timed.mode_values import EAGER, CudaGraph, Ran
+from gpu_timed.modes import host_state
+from gpu_timed.modes.capturing import Captured, Capturing
+from gpu_timed.modes.launcher import INSIDE, Launcher, Notes, inside
+from gpu_timed.site import Site
+
+_MOST_SIGNATURES: Final = 1024
+_CAPTURES: Final = 4
+"""Captures of a site, in multiples of its ``max_graphs``, after which none is made any more."""
+_MOST_AGAIN: Final = 8
+"""Captures anew of one signature because of what changed on the host."""
+_MOST_TEXT: Final = 300
+_PLAIN: Final = (int, float, bool, str, bytes, complex, type(None))
+
+
+class _Signature:
+    """What is known of one input signature."""
+
+    def __init__(self) -> None:
+        self.refused = ""
+        self.runs = 0
+        self.captured: Captured | None = None
+        #: How often it was captured anew.
+        self.again = 0
+        #: What the signature holds identities of. It does not keep them alive: a cache of a request is one of them.
+        self._named: list[weakref.ref[Any]] = []
+        self._kept: list[Any] = []
+
+    def holds(self, leaves: list[Any]) -> None:
+        """Take *leaves* as what it knows the identities of."""
+        for leaf in leaves:
+            if not isinstance(leaf, _PLAIN):
+                try:
+                    self._named.append(weakref.ref(leaf))
+                except TypeError:
+                    self._kept.append(leaf)
+
+    @property
+    def gone(self) -> bool:
+        """Whether something it knows by identity is no more, so that another thing may have that identity."""
+        return any(named() is None for named in self._named)
+
+
+class Graphed(Launcher):
+    """Runs calls of a function as replays of CUDA Graphs."""
+
+    mode: CudaGraph
+
+    def __init__(self, function: Callable[..., Any], site: Site, mode: Any, notes: Notes) -> None:
+        super().__init__(function, site, mode, notes)
+        #: Held for moments, and never while code of the user's runs.
+        self._lock = RLock()
+        #: Held for the length of a capture by whoever gets it at once.
+        self._busy = Lock()
+        self._signatures: OrderedDict[Hashable, _Signature] = OrderedDict()
+        self._captures = 0
+        self._device: Any = None
+        self._values: Any = None
+        self._watching: Any = None
+        self._capturing: Any = None
+        self._given_up = ""
+
+    def run(self, opened: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """See :meth:`Launcher.run`."""
+        try:
+            why, taken, known = self._find(arguments, named)
+        except Exception as error:  # noqa: BLE001 - rule 1
+            self.notes.fault("mode", error)
+            why, taken, known = _text("gpu_timed could not look at the arguments", error), None, None
+        if why or known is None:
+            return self.eagerly(opened, arguments, named, why)
+        if known.captured is None and known.runs < self.mode.warmup:
+            return self._warm_up(opened, known, taken, arguments, named)
+        try:
+            with self._lock:
+                captured = self._fitting(known)
+                every = self.mode.audit_every
+                if captured is not None and (every is None or captured.replays % every):
+                    result = self._capturing.replay(captured, taken)
+                    captured.replays += 1
+                    replayed = True
+                else:
+                    replayed, result = False, None
+        except Exception as error:  # noqa: BLE001 - a fault of ours or of the device's: not again
+            known.refused = _text("a replay failed", error)
+            return self.eagerly(opened, arguments, named, known.refused)
+        if replayed:
+            self.tell(opened, self.asked.mode, "")
+            return result
+        if known.again > _MOST_AGAIN:
+            known.refused = "what it sees on the host changes again and again between its calls"
+            return self.eagerly(opened, arguments, named, known.refused)
+        if not self._busy.acquire(blocking=False):
+            return self.eagerly(opened, arguments, named, "another thread is capturing this function")
+        try:
+            return self._capture(opened, known, taken, arguments, named)
+        finally:
+            self._busy.release()
+
+    # -- finding --------------------------------------------------------------------------------------
+
+    def _find(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[str, Any, _Signature | None]:
+        """Return why the call is to run as it is, or nothing; its arguments; and what is known of the like."""
+        device = self._device or self._make()
+        if device is None:
+            return self._given_up, None, None
+        why = device.refusal()
+        if why:
+            return why, None, None
+        if inside.depth:
+            return INSIDE, None, None
+        taken = self._values.take(arguments, named, device.holds, static=self.mode.inputs == "static")
+        if taken.refused or not taken.tensors:
+            return taken.refused or "no argument is a tensor on the device", taken, None
+        with self._lock:
+            signatures = self._signatures
+            known = signatures.get(taken.key)
+            if known is None or known.gone:
+                for key in [key for key, one in signatures.items() if one.gone]:
+                    self._forget(key)
+                if len(signatures) >= _MOST_SIGNATURES:
+                    self._forget(next(iter(signatures)))
+                known = signatures[taken.key] = _Signature()
+                known.holds([leaf for leaf in taken.leaves if not self._values.is_tensor(leaf)])
+            else:
+                signatures.move_to_end(taken.key)
+        if known.captured is None and not known.refused and self._captures >= _CAPTURES * self.mode.max_graphs:
+            return f"{self._captures} graphs were captured: too many input signatures", taken, known
+        return known.refused, taken, known
+
+    def _make(self) -> Any:
+        with self._lock:
+            if self._device is None and not self._given_up:
+                try:
+                    self._values = importlib.import_module("gpu_timed.modes.torch_values")
+                    self._watching = importlib.import_module("gpu_timed.modes.torch_watching")
+                    graphs = importlib.import_module("gpu_timed.modes.torch_graphs")
+                    device = graphs.Device(self.notes.relaxed)
+                    self._capturing = Capturing(self.function, self.mode, device, self._values, self._watching)
+                    self._device = device
+                except Exception as error:  # noqa: BLE001 - no torch, or one that is not known
+                    self._given_up = _text("torch cannot be used", error)
+            return self._device
+
+    def _fitting(self, known: _Signature) -> Captured | None:
+        """Return the graph if it is still that of the function; else let it go, to be captured anew."""
+        captured = known.captured
+        if captured is not None and host_state.stale(captured.guards):
+            known.again += 1
+            self._let_go(known)
+            return None
+        return captured
+
+    def _forget(self, key: Hashable) -> None:
+        self._let_go(self._signatures.pop(key))
+
+    def _let_go(self, known: _Signature) -> None:
+        with self._lock:
+            captured, known.captured = known.captured, None
+            if captured is not None:
+                with self._device.relaxed():
+                    captured.graph.release()
+
+    # -- running --------------------------------------------------------------------------------------
+
+    def _warm_up(self, opened: Any, known: _Signature, taken: Any, arguments: Any, named: Any) -> Any:
+        """Run the user's call, eagerly and watched."""
+        began = time.perf_counter_ns()
+        ready = self._watch(taken, None, arguments, named)
+        if isinstance(ready, str):
+            known.refused = ready
+            return self.eagerly(opened, arguments, named, ready)
+        before, watch = ready
+        result = self._watched(opened, watch, arguments, named)
+        known.runs += 1
+        known.refused = known.refused or self._why_not(watch, before, result)
+        if known.refused:
+            self.tell(opened, EAGER.name, known.refused)
+            return result
+        self._cold(opened, f"warm-up {known.runs} of {self.mode.warmup} before capture", began)
+        return result
+
+    def _watch(self, taken: Any, most_bytes: int | None, arguments: Any, named: Any) -> tuple[Any, Any] | str:
+        """Return what the host state is, and what watches a call; or why neither can be had."""
+        try:
+            before = host_state.Snapshot(self.function, taken.leaves, self._values.is_tensor)
+            watch = self._watching.Watch(self._device.holds, most_bytes)
+            if self.mode.mutates is not None:
+                for tensor in self._values.apart(self.mode.mutates(*arguments, **named))[0]:
+                    watch.will_change(tensor)
+        except Exception as error:  # noqa: BLE001 - the user's function, or a fault of ours
+            return _text("what it changes cannot be seen", error)
+        return before, watch
+
+    def _watched(self, opened: Any, watch: Any, arguments: Any, named: Any) -> Any:
+        if opened is not None:
+            opened.ran = Ran(EAGER.name, self.asked.mode, "the call raised before there was a graph")
+        inside.depth += 1
+        try:
+            with watch:
+                return self.function(*arguments, **named)
+        finally:
+            inside.depth -= 1
+
+    def _why_not(self, watch: Any, before: Any, result: Any) -> str:
+        """Return why no graph can hold a call that was watched, or nothing. Never raises."""
+        try:
+            return self._obstacle(watch, before, result)
+        except Exception as error:  # noqa: BLE001 - rule 1
+            self.notes.fault("mode", error)
+            return _text("gpu_timed could not look at what the call did", error)
+
+    def _obstacle(self, watch: Any, before: Any, result: Any) -> str:
+        if watch.blocked:
+            return str(watch.blocked)
+        if len(watch.devices) > 1:
+            return f"works on several devices: {', '.join(sorted(map(str, watch.devices)))}"
+        moved = before.changed()
+        if moved and self.mode.reset is None:
+            return f"changes host state, which a replay would not: {moved} (declare reset=)"
+        for leaf in self._values.apart(result)[0]:
+            if self._values.is_tensor(leaf):
+                if leaf.requires_grad:
+                    return "an output requires grad, which a replay cannot give"
+                if not self._device.holds(leaf):
+                    return f"an output is a tensor on {leaf.device}"
+            elif not isinstance(leaf, _PLAIN):
+                return f"an output is a {type(leaf).__name__}"
+        return ""
+
+    def _capture(self, opened: Any, known: _Signature, taken: Any, arguments: Any, named: Any) -> Any:
+        """Run the user's call eagerly; capture it, unless it is; and hold a replay against what it gave."""
+        began = time.perf_counter_ns()
+        ready = self._prepare(taken, arguments, named)
+        if isinstance(ready, str):
+            known.refused = ready
+            return self.eagerly(opened, arguments, named, ready)
+        fresh, drawn, before, watch = ready
+        result = self._watched(opened, watch, arguments, named)
+        captured, capturing = known.captured, self._capturing
+        new = captured is None
+        why = self._why_not(watch, before, result)
+        try:
+            why = why or capturing.too_much(watch, taken)
+            if not why:
+                drawn = drawn, self._device.random_state(taken.tensors[0])
+                if captured is None:
+                    captured = self._make_graph(taken, fresh, watch)
+                with self._lock:
+                    why = capturing.compare(captured, fresh, watch, taken, result, drawn)
+        except Exception as error:  # noqa: BLE001 - what cannot be captured, and any fault of ours
+            why = _text("could not be captured", error)
+        if why or captured is None:
+            self._give_up(known, captured, why)
+            self.tell(opened, EAGER.name, why)
+            return result
+        captured.replays += 1
+        known.captured = captured
+        what = f"captured ({captured.graph.nbytes / (1 << 20):.1f} MiB) and " if new else ""
+        said = "compared with this run" if capturing.compares else "not compared: torch.compile is in use"
+        self._cold(opened, f"{what}{said}", began)
+        return result
+
+    def _prepare(self, taken: Any, arguments: Any, named: Any) -> tuple[list[Any], Any, Any, Any] | str:
+        """Return the inputs as they are before the call, where random numbers stand, and what watches the call."""
+        try:
+            fresh = list(taken.tensors)
+            if self.mode.inputs == "copy":
+                if any(map(self._values.overlaps, fresh)):
+                    return "an argument overlaps itself, as what expand() gives"
+                fresh = [self._values.standing_in(tensor) for tensor in fresh]
+            drawn = self._device.random_state(taken.tensors[0])
+        except Exception as error:  # noqa: BLE001 - no memory for it, say
+            return _text("its inputs cannot be copied", error)
+        ready = self._watch(taken, self.mode.max_state_bytes, arguments, named)
+        return ready if isinstance(ready, str) else (fresh, drawn, *ready)
+
+    def _make_graph(self, taken: Any, fresh: list[Any], watch: Any) -> Captured:
+        with self._lock:
+            graphs = [key for key, one in self._signatures.items() if one.captured is not None]
+            if len(graphs) >= self.mode.max_graphs:
+                self._forget(graphs[0])
+            self._captures += 1
+        inside.depth += 1
+        try:
+            made: Captured = self._capturing.make(taken, fresh, watch)
+            return made
+        finally:
+            inside.depth -= 1
+
+    def _give_up(self, known: _Signature, captured: Captured | None, why: str) -> None:
+        known.refused, known.captured = why, None
+        try:
+            if captured is not None:
+                with self._lock, self._device.relaxed():
+                    captured.graph.release()
+        except Exception as error:  # noqa: BLE001 - rule 1
+            self.notes.fault("mode", error)
+
+    def _cold(self, opened: Any, what: str, began_ns: int) -> None:
+        """Say that this call ran eagerly on the way to a graph, which is no failure."""
+        if opened is not None:
+            opened.ran = Ran(EAGER.name, self.asked.mode, what)
+        self.notes.cold(what, time.perf_counter_ns() - began_ns)
+
+
+def _text(what: str, error: BaseException) -> str:
+    said = str(error).strip().partition("\n")[0]
+    return f"{what} ({type(error).__name__}: {said})"[:_MOST_TEXT]

@@ -1,0 +1,208 @@
+"""The host state that a function can reach: what it sees by its closure, its globals and its arguments.
+
+A graph replays what the device did and nothing that the host did: a counter that goes up in every call stands still in
+a replay. So a call that changes plain values here is not captured; and whoever changes one between two calls, or
+puts another tensor in the place of one, has the graph captured anew.
+
+What is looked at is bounded. Generators of random numbers on the host are not: they are the whole process's. What comes
+of them differs from a replay, which the comparison with an eager run shows. A tensor is known by identity and address.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+_PLAIN: Final = (int, float, bool, str, bytes, type(None))
+_MOST: Final = 20_000
+_MOST_PARTS: Final = 4_096
+_NOT_STATE: Final = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_INSIDE: Final = frozenset({"_modules", "_parameters", "_buffers"})
+_OURS: Final = "_gpu_timed_"
+_NEAR: Final = 1
+_MOST_GUARDS: Final = 256
+"""Plain values that are looked at before each replay, the nearest ones: some 80 ns each."""
+
+
+def roots(function: Callable[..., Any], values: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Return the namespaces and objects that *function*, called with *values*, can reach at once, with names."""
+    reach = _Reach()
+    if isinstance(function, types.MethodType):
+        reach.found.append(("self", function.__self__))
+    reach.look(function)
+    if not isinstance(function, types.FunctionType | types.MethodType):
+        reach.found.append((type(function).__name__, function))
+    return reach.found + [("an argument", value) for value in values if not isinstance(value, _PLAIN)]
+
+
+class _Reach:
+    """What functions reach. A class, since two functions that call each other would keep the user's tensors alive."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, Any]] = []
+        self._seen: set[int] = set()
+
+    def look(self, inside: Any) -> None:
+        """Look into a function, or what stands around one."""
+        inside = getattr(inside, "__func__", inside)
+        if id(inside) in self._seen or len(self._seen) > _MOST_PARTS:
+            return
+        self._seen.add(id(inside))
+        if isinstance(inside, types.FunctionType):
+            code = inside.__code__
+            if inside.__globals__.get("__name__", "").partition(".")[0] in ("torch", "gpu_timed"):
+                return
+            for name, cell in zip(code.co_freevars, inside.__closure__ or (), strict=False):
+                if name.startswith(_OURS):  # a decorated function: what is inside follows
+                    continue
+                try:
+                    self._add(name, cell.cell_contents)
+                except ValueError:  # not filled yet
+                    continue
+            for name in code.co_names:
+                if name in inside.__globals__:
+                    self._add(name, inside.__globals__[name])
+        for name in ("func", "__wrapped__", "args", "keywords"):
+            held = getattr(inside, name, None) if not isinstance(inside, type) else None
+            if held is not None:
+                self._add(name, held)
+
+    def _add(self, name: str, value: Any) -> None:
+        if isinstance(value, types.FunctionType):
+            self.look(value)
+        elif isinstance(value, types.MethodType):
+            self.look(value.__func__)
+            self.found.append((name, value.__self__))
+        elif not isinstance(value, _NOT_STATE):
+            self.found.append((name, value))
+
+
+class Snapshot:
+    """What the host state was at a moment.
+
+    Args:
+        function: What is to be called.
+        values: What it is to be called with.
+        is_tensor: Whether something is a tensor.
+    """
+
+    def __init__(self, function: Callable[..., Any], values: Iterable[Any], is_tensor: Callable[[Any], bool]) -> None:
+        self._is_tensor = is_tensor
+        #: Plain values, lengths and tensors, by where they stand: (holder, key).
+        self.held: list[tuple[str, Any, Any, Any]] = []
+        self._near: list[tuple[Any, Any, Any]] = []
+        self._tensors: list[tuple[Any, Any, Any]] = []
+        self._seen: set[int] = set()
+        self._keep: list[Any] = []
+        self._cells(function)
+        for name, value in roots(function, values):
+            self._walk(name, value)
+
+    def changed(self) -> str:
+        """Return what of it is not as it was; nothing if all of it is."""
+        for name, holder, key, was in self.held:
+            if not _same(_get(holder, key), was):
+                return f"{name}{_shown(key)}"
+        return ""
+
+    def guards(self) -> list[tuple[Any, Any, Any]]:
+        """Return what is to be the same at a replay: (holder, key, what it was).
+
+        Tensors wherever they stand, whether modules are training, and other plain values where they stand near.
+        """
+        return self._tensors + self._near[:_MOST_GUARDS]
+
+    def _cells(self, function: Callable[..., Any]) -> None:
+        inside: Any = getattr(function, "__func__", function)
+        if not isinstance(inside, types.FunctionType):
+            return
+        for name, cell in zip(inside.__code__.co_freevars, inside.__closure__ or (), strict=False):
+            self._note(name, cell, _CELL)
+        for name in inside.__code__.co_names:
+            if name in inside.__globals__:
+                self._note("", inside.__globals__, name)
+
+    def _note(self, name: str, holder: Any, key: Any, depth: int = 0) -> None:
+        value = _get(holder, key)
+        if isinstance(value, _PLAIN):
+            self.held.append((name, holder, key, value))
+            if depth <= _NEAR:
+                self._near.append((holder, key, value))
+            elif key == "training":
+                self._tensors.append((holder, key, value))
+        elif self._is_tensor(value):
+            was = value, value.data_ptr()
+            self.held.append((name, holder, key, was))
+            self._tensors.append((holder, key, was))
+
+    def _walk(self, name: str, value: Any) -> None:
+        todo: list[tuple[str, Any, int]] = [(name, value, 0)]
+        while todo:
+            name, value, depth = todo.pop()
+            if id(value) in self._seen or isinstance(value, (*_PLAIN, *_NOT_STATE)) or self._is_tensor(value):
+                continue
+            if len(self.held) > _MOST or len(self._seen) > _MOST:
+                return
+            self._seen.add(id(value))
+            self._keep.append(value)  # so that its identity stays its own
+            if isinstance(value, dict):
+                self.held.append((name, value, _LENGTH, len(value)))
+                if len(value) > _MOST_PARTS:
+                    continue
+                parts: Any = [(key, value[key]) for key in list(value)]
+                holder: Any = value
+            elif isinstance(value, list):
+                self.held.append((name, value, _LENGTH, len(value)))
+                if len(value) > _MOST_PARTS:
+                    continue
+                parts, holder = list(enumerate(value)), value
+            elif isinstance(value, tuple | set | frozenset):
+                if len(value) <= _MOST_PARTS:
+                    todo += [(name, each, depth) for each in value]
+                continue
+            else:
+                holder = getattr(value, "__dict__", None)
+                if type(holder) is not dict or type(value).__module__.partition(".")[0] == "gpu_timed":
+                    continue
+                parts = [(key, holder[key]) for key in list(holder)]
+            for key, each in parts:
+                self._note(name, holder, key, depth)
+                if not isinstance(each, _PLAIN):
+                    todo.append((name if key in _INSIDE else f"{name}{_shown(key)}", each, depth + 1))
+
+
+def stale(guards: list[tuple[Any, Any, Any]]) -> bool:
+    """Return whether any of *guards* does not hold any more."""
+    return any(not _same(_get(holder, key), was) for holder, key, was in guards)
+
+
+class _Special:
+    def __init__(self, shown: str) -> None:
+        self.shown = shown
+
+
+_LENGTH: Final = _Special("'s length")
+_CELL: Final = _Special("")
+_GONE: Final = object()
+
+
+def _get(holder: Any, key: Any) -> Any:
+    if key is _LENGTH:
+        return len(holder)
+    try:
+        return holder.cell_contents if key is _CELL else holder[key]
+    except (ValueError, IndexError, KeyError):
+        return _GONE
+
+
+def _same(value: Any, was: Any) -> bool:
+    if type(was) is tuple:  # a tensor, and its address
+        return value is was[0] and value.data_ptr() == was[1]
+    return type(value) is type(was) and (value == was or (value != value and was != was))  # noqa: PLR0124 - NaN
+
+
+def _shown(key: Any) -> str:
+    if isinstance(key, _Special):
+        return key.shown
+    return f".{key}" if isinstance(key, str) else f"[{key!r}]"

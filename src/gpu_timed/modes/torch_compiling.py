@@ -1,0 +1,184 @@
+"""What is asked of ``torch.compile``. The leaf: torch is imported here.
+
+Private, versions seen 2.6 to 2.13: ``torch._TorchCompileInductorWrapper``, subclassed so that a graph it cannot
+compile runs as it is (where it is not there, the failure is torch's own); ``torch._dynamo.exc``, for what a failure
+looks like; ``torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]``; and of CUDA Graph trees
+``torch._inductor.cudagraph_trees.local``, which up to 2.11 only threads have that imported it or work for autograd.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import torch.utils._pytree as pytree
+from torch._dynamo import exc
+from torch._dynamo.utils import counters
+
+from gpu_timed.mode_values import Compile
+
+_LIMIT: Final[Any] = getattr(exc, "FailOnRecompileLimitHit", ())
+FAILURES: Final[tuple[type[BaseException], ...]] = tuple(
+    found
+    for found in (getattr(exc, name, None) for name in ("TorchDynamoException", "FailOnRecompileLimitHit"))
+    if found is not None
+)
+"""What Dynamo raises where it cannot compile."""
+_Inductor: Any = getattr(torch, "_TorchCompileInductorWrapper", None)
+_CONTROL: Final = (exc.TorchDynamoException,)
+"""Passes between Dynamo and its backends, and is no failure."""
+_THREAD: Final = (
+    "the CUDA Graphs of torch.compile work only on the thread that first used them, in this version of torch"
+)
+
+
+UNCOMPILED: Final = "torch ran it uncompiled: the recompile limit, a stance or a switch"
+
+ToText = Callable[[BaseException], str]
+
+
+class _Seen(threading.local):
+    uncompiled = ""
+
+
+_seen: Final = _Seen()
+
+
+def _ran_uncompiled() -> None:
+    _seen.uncompiled = UNCOMPILED
+
+
+def begin() -> str:
+    """Begin to watch, on this thread, whether a call runs uncompiled; returns what :func:`end` takes."""
+    before = _seen.uncompiled
+    _seen.uncompiled = ""
+    return before
+
+
+def end(before: str) -> str:
+    """Return why the call, or a part of it, ran uncompiled; nothing if it did not."""
+    found = _seen.uncompiled
+    _seen.uncompiled = before
+    return found
+
+
+def compile_for_site(function: Callable[..., Any], name: str, mode: Compile, to_text: ToText) -> Callable[..., Any]:
+    """Return *function*, compiled as *mode* says. *to_text* puts into words why a backend could not compile."""
+    backend: Any = mode.backend
+    if backend == "inductor" and _Inductor is not None:
+        backend = _Kept(mode, to_text)
+    elif backend != "inductor":
+        backend = _Guarded(backend, to_text)
+    options: dict[str, Any] = {"backend": backend}
+    if backend == "inductor" and mode.mode != "default":
+        options["mode"] = mode.mode
+    made: Callable[..., Any] = torch.compile(
+        _around(function, name), fullgraph=mode.fullgraph, dynamic=mode.dynamic, **options
+    )
+    return made
+
+
+def _around(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function of its own code around *function* that tells when it is not compiled."""
+    is_compiling, ran_uncompiled = torch.compiler.is_compiling, _ran_uncompiled
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not is_compiling():
+            ran_uncompiled()
+        return function(*args, **kwargs)
+
+    called = getattr(function, "__name__", None) or name
+    code = call.__code__.replace(co_name=called, co_qualname=name)
+    return types.FunctionType(code, globals(), called, None, call.__closure__)
+
+
+class _Guarded:
+    """A backend of the user's, whose failure leaves the graph to run as it is."""
+
+    def __init__(self, backend: Any, to_text: ToText) -> None:
+        from torch._dynamo.backends.registry import lookup_backend  # noqa: PLC0415 - imports all of them
+
+        self._backend = lookup_backend(backend) if isinstance(backend, str) else backend
+        self._to_text = to_text
+        self.__name__ = str(getattr(self._backend, "__name__", type(self._backend).__name__))
+
+    def __call__(self, module: Any, inputs: Any, **options: Any) -> Any:
+        try:
+            return self._backend(module, inputs, **options)
+        except _CONTROL:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a backend raises
+            return _as_it_is(module, self._to_text(error))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
+if _Inductor is not None:
+
+    class _Kept(_Inductor):  # type: ignore[misc]
+        """Inductor, whose failure leaves the graph to run as it is."""
+
+        def __init__(self, mode: Compile, to_text: ToText) -> None:
+            super().__init__(mode.mode, None, mode.dynamic)
+            self._to_text = to_text
+
+        __hash__ = None  # type: ignore[assignment] # as torch's own
+        __eq__ = _Inductor.__eq__
+
+        def __call__(self, module: Any, inputs: Any) -> Any:
+            try:
+                return super().__call__(module, inputs)
+            except _CONTROL:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever Inductor raises
+                return _as_it_is(module, self._to_text(error))
+
+
+def _as_it_is(module: Any, why: str) -> Callable[..., Any]:
+    """Return what runs the graph *module* operation by operation, and tells that and *why* each time."""
+
+    def run(*args: Any) -> Any:
+        _seen.uncompiled = f"in part or in whole: {why}"
+        return module.forward(*args)
+
+    return run
+
+
+def is_limit(error: BaseException) -> bool:
+    """Return whether *error* is the recompile limit: inputs that are compiled for still are."""
+    return isinstance(error, _LIMIT) or "recompile_limit" in str(error) or "cache_size_limit" in str(error)
+
+
+def skips() -> int:
+    """Return how many graphs torch has not made CUDA Graphs of in this process."""
+    return int(counters["inductor"]["cudagraph_skips"])
+
+
+def has_cuda() -> bool:
+    """Return whether there is a CUDA device."""
+    return bool(torch.cuda.is_available())
+
+
+def why_no_graphs() -> str:
+    """Return why torch's CUDA Graphs cannot be used on this thread, or nothing."""
+    trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is None or hasattr(trees, "_initialize_tls"):
+        return ""
+    held = "tree_manager_containers"
+    if hasattr(getattr(trees, "local", None), held) or torch._C._is_key_in_tls(held):  # noqa: SLF001
+        return ""
+    return _THREAD
+
+
+def cloned(result: Any) -> Any:
+    """Return *result* with a copy of each CUDA tensor in it, wherever it stands."""
+    return pytree.tree_map(_clone, result)
+
+
+def _clone(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) and value.is_cuda else value

@@ -1,0 +1,131 @@
+"""What a call takes and gives, taken apart: the signature that one graph is for, and the tensors in it.
+
+A signature is: of each tensor its shape, strides, dtype, device, and whether it requires grad; of modules and other
+objects their identity; of everything plain its value; how they are nested; and grad mode, inference mode, autocast.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
+
+_PLAIN: Final = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, slice)
+_TENSORS: Final = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_TOLERANCE: Final[dict[Any, float]] = {
+    torch.float64: 1e-7,
+    torch.complex128: 1e-7,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
+"""Relative and absolute: some ten times what ``torch.testing.assert_close`` allows, since kernels that add up in any
+order differ from run to run. Everything else must be equal."""
+
+
+class Taken(NamedTuple):
+    """The arguments of one call."""
+
+    key: Hashable
+    """Equal for calls that one graph can serve."""
+    tensors: list[Any]
+    leaves: list[Any]
+    """All of them, tensors included, in order."""
+    spec: Any
+    refused: str
+    """Why no graph can serve it."""
+
+
+def take(arguments: tuple[Any, ...], named: Mapping[str, Any], holds: Callable[[Any], bool], *, static: bool) -> Taken:
+    """Take the arguments of a call apart. *holds* as in :class:`~gpu_timed.modes.torch_watching.Watch`."""
+    leaves, spec = pytree.tree_flatten((arguments, dict(named)))
+    tensors: list[Any] = []
+    flat = not named and len(leaves) == len(arguments) and all(map(operator.is_, leaves, arguments))
+    key: list[Any] = [len(leaves) if flat else spec, *_state()]  # a spec takes some microseconds to compare
+    refused = ""
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            if type(leaf) not in _TENSORS or leaf.layout is not torch.strided:
+                refused = f"an argument is a {type(leaf).__name__} of layout {leaf.layout}"
+            elif not holds(leaf):
+                refused = f"an argument is a tensor on {leaf.device}"
+            tensors.append(leaf)
+            key.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad))
+            if static:
+                key.append(leaf.data_ptr())
+        elif isinstance(leaf, _PLAIN):
+            key.append((type(leaf), leaf) if leaf.__hash__ is not None else repr(leaf))
+        else:
+            key.append((type(leaf), id(leaf)))
+    return Taken(tuple(key), tensors, leaves, spec, refused)
+
+
+def _state() -> tuple[Any, ...]:
+    state: list[Any] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+    if torch.is_autocast_enabled("cuda"):
+        state.append(torch.get_autocast_dtype("cuda"))
+    return tuple(state)
+
+
+def rebuilt(taken: Taken, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of *taken*, with *tensors* in place of its own."""
+    following = iter(tensors)
+    leaves = [next(following) if isinstance(leaf, torch.Tensor) else leaf for leaf in taken.leaves]
+    found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, taken.spec)
+    return found
+
+
+def apart(result: Any) -> tuple[list[Any], Any]:
+    """Return the leaves of what a call gave, and how they are nested."""
+    found: tuple[list[Any], Any] = pytree.tree_flatten(result)
+    return found
+
+
+def together(leaves: list[Any], spec: Any) -> Any:
+    """Undo :func:`apart`."""
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether *value* is a tensor."""
+    return isinstance(value, torch.Tensor)
+
+
+def standing_in(tensor: Any) -> Any:
+    """Return a tensor of the same shape, strides and content as *tensor*, of its own."""
+    with torch.no_grad():
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        base = torch.empty(max(1, extent), dtype=tensor.dtype, device=tensor.device)
+        made = base.as_strided(tensor.shape, tensor.stride())
+        made.copy_(tensor)
+    return made
+
+
+def overlaps(tensor: Any) -> bool:
+    """Return whether two elements of *tensor* are one place in memory, as in what ``expand`` gives."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def copy_into(targets: list[Any], sources: list[Any]) -> None:
+    """Queue copies of *sources* into *targets*."""
+    if targets:
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources)  # one launch, where dtypes and strides allow
+
+
+def differ(expected: Any, found: Any) -> str:
+    """Return how two outputs differ, by more than the tolerance of their dtype; nothing if they do not. Waits."""
+    if not isinstance(expected, torch.Tensor):
+        return ""
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return f"{tuple(found.shape)} of {found.dtype} in place of {tuple(expected.shape)} of {expected.dtype}"
+    tolerance = _TOLERANCE.get(expected.dtype, 0.0)
+    with torch.no_grad():
+        if torch.allclose(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True):
+            return ""
+        most = (found.double() - expected.double()).abs().max().item() if not expected.is_complex() else "much"
+    return f"a tensor of {expected.dtype} differs by up to {most}"

@@ -1,0 +1,169 @@
+"""What a call does, as torch's dispatcher sees it: what it changes, what it reads, and what no CUDA Graph can hold.
+
+Seen are operations of torch. What kernels of Triton, Numba or CuPy change is not, nor what code inside
+``torch.compile`` does: that has to be declared.
+
+Private, versions seen 2.6 to 2.13: ``torch.utils._python_dispatch.TorchDispatchMode`` with its ``_should_skip_dynamo``,
+``is_infra_mode`` and ``ignore_compile_internals``; ``OpOverload._schema``, its ``is_mutable`` and
+``alias_info.is_write``; ``UntypedStorage._cdata``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_READS: Final = frozenset(
+    {
+        *("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"),
+        *("aten::nonzero", "aten::masked_select", "aten::unique_consecutive", "aten::_unique2", "aten::unique_dim"),
+        *("aten::repeat_interleave", "aten::bincount", "aten::nonzero_numpy"),
+    }
+)
+"""Operations whose result, or its size, the host has to wait for."""
+_DYNAMO: Final = "torch._dynamo"
+
+
+class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by mypy
+    """Watches the operations of one call on this thread.
+
+    Args:
+        holds: Whether a tensor lives where a graph can work on it.
+        most_bytes: How much of what it changes is set aside, as it was before; None for nothing.
+    """
+
+    def __init__(self, holds: Callable[[Any], bool], most_bytes: int | None = None) -> None:
+        super().__init__()
+        self._holds = holds
+        self._left = most_bytes or 0
+        self._saves = most_bytes is not None
+        #: Content of what it changes, before: by storage.
+        self.before: dict[int, Any] = {}
+        #: Whether there was more of it than may be set aside.
+        self.too_much = False
+        #: Why no graph can hold the call, with the line of the user's code; empty if nothing is known.
+        self.blocked = ""
+        #: Tensors that were there before the call and that it works on, and those of them that it changes: by address
+        #: and extent of their storage.
+        self.outside: dict[int, Any] = {}
+        self.changed: dict[int, Any] = {}
+        self.devices: set[Any] = set()
+        #: Storages made in the call. Not held, or none of its memory could be used again before it ends.
+        self._born: set[int] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return _DYNAMO in sys.modules  # else it would be imported for that
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Say that compiled code may be compiled and run as ever."""
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Say the same, to a newer torch."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at *func*, and run it."""
+        kwargs = kwargs or {}
+        try:
+            self._before(func, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - the operation is the user's: it goes on
+            self.blocked = self.blocked or f"{func} cannot be looked at ({type(error).__name__})"
+        result = func(*args, **kwargs)
+        try:
+            self._after(func, result)
+        except Exception as error:  # noqa: BLE001
+            self.blocked = self.blocked or f"what {func} gives cannot be looked at ({type(error).__name__})"
+        return result
+
+    def _before(self, func: Any, args: Any, kwargs: Any) -> None:
+        schema = func._schema  # noqa: SLF001 - versions in the module's docstring
+        taken = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        for one in taken:
+            key = one.untyped_storage()._cdata  # noqa: SLF001 - the storage itself, whatever its address
+            if key not in self._born:
+                self.outside.setdefault(key, one)
+        if schema.is_mutable:
+            self._note_changes(schema, args, kwargs)
+        if not self.blocked:
+            self._look(schema.name, taken)
+
+    def _after(self, func: Any, result: Any) -> None:
+        name = func._schema.name  # noqa: SLF001
+        for one in pytree.tree_leaves(result):
+            if isinstance(one, torch.Tensor):
+                key = one.untyped_storage()._cdata  # noqa: SLF001
+                if key not in self.outside:
+                    self._born.add(key)
+                if not self.blocked and not self._holds(one):
+                    self.blocked = f"{name} makes a tensor on {one.device}, {_line()}"
+                self.devices.add(one.device)
+
+    def _note_changes(self, schema: Any, args: Any, kwargs: Any) -> None:
+        for index, argument in enumerate(schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            for one in pytree.tree_leaves(value):
+                if isinstance(one, torch.Tensor):
+                    self.will_change(one)
+
+    def will_change(self, tensor: Any) -> None:
+        """Take note that *tensor*, if it was there before the call, is about to be changed."""
+        key = tensor.untyped_storage()._cdata  # noqa: SLF001
+        if key in self._born or key in self.changed:
+            return
+        self.changed[key] = tensor
+        if self._saves:
+            size = tensor.untyped_storage().nbytes()
+            self._left -= size
+            if self._left < 0:
+                self.too_much = True
+            else:
+                self.before[key] = content_of(tensor)
+
+    def _look(self, name: str, taken: list[Any]) -> None:
+        if name in _READS:
+            self.blocked = f"{name} makes the host wait for the device, {_line()}"
+            return
+        for one in taken:
+            self.devices.add(one.device)
+            if not self._holds(one):
+                self.blocked = f"{name} works on a tensor on {one.device}, {_line()}"
+
+
+def _line() -> str:
+    """Return where in the user's code this happens."""
+    frame = sys._getframe(1)  # noqa: SLF001
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if not name.startswith(("torch.", "gpu_timed.")) and name != "torch":
+            return f"at {frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "in torch"
+
+
+def memory_of(tensor: Any) -> Any:
+    """Return all of the memory behind *tensor* as a flat tensor of its dtype that is no part of any autograd graph."""
+    with torch.no_grad():
+        return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def content_of(tensor: Any) -> Any:
+    """Return a copy of all of the memory behind *tensor*."""
+    with torch.no_grad():
+        return memory_of(tensor).clone()
+
+
+def key_of(tensor: Any) -> int:
+    """Return what tells the storage of *tensor* from others as long as it lives."""
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001
+    return key

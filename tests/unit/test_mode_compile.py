@@ -1,0 +1,314 @@
+"""The torch.compile modes, for real and on the CPU: compiled once for each site, and honest about what ran."""
+
+from __future__ import annotations
+
+import threading
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpu_timed import Compile, ModeError, flush, gpu_timed, use_mode
+from gpu_timed.testing import capture
+from gpu_timed.warmth import torch_compile
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+class Graphs:
+    """A backend that counts the graphs it is given and runs them as they are."""
+
+    def __init__(self, failing: bool = False) -> None:
+        self.count = 0
+        self.failing = failing
+
+    def __call__(self, module: Any, example: Any) -> Any:
+        self.count += 1
+        if self.failing:
+            raise OSError("no compiler here")
+        return module
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def graphs() -> Graphs:
+    return Graphs()
+
+
+def told(records: list[Any]) -> list[tuple[str, str]]:
+    return [(record.mode, record.mode_requested) for record in records]
+
+
+def ones(dimensions: int) -> Any:
+    return torch.ones([1] * dimensions)
+
+
+def test_it_compiles_once_with_keywords_and_the_spans_say_so(graphs: Graphs) -> None:
+    @gpu_timed(name="scaled", mode=Compile(backend=graphs, fullgraph=True))
+    def scaled(x: Any, *, factor: float = 2.0) -> dict[str, Any]:
+        return {"y": x * factor}
+
+    with capture() as records:
+        for _ in range(4):
+            assert scaled(torch.ones(3), factor=3.0)["y"].tolist() == [3.0] * 3
+    assert graphs.count == 1
+    assert told(records) == [("compile", "compile")] * 4
+    assert [record.warmth for record in records] == ["cold", "warm", "warm", "warm"]
+    assert all(record.mode_reason == "" for record in records)
+
+
+def test_inductor_for_real() -> None:
+    """The default backend on the CPU, and torch's word for a mode whose CUDA Graphs have no device."""
+
+    @gpu_timed(name="f", mode="compile")
+    def f(x: Any) -> Any:
+        return (x * 2).sin() + 1
+
+    x = torch.linspace(0, 1, 64)
+    with capture() as records:
+        assert torch.allclose(f(x), (x * 2).sin() + 1)
+        with use_mode("reduce-overhead"):
+            for _ in range(2):
+                assert torch.allclose(f(x), (x * 2).sin() + 1)
+    assert told(records) == [("compile", "compile"), *[("compile", "reduce-overhead")] * 2]
+    assert "no CUDA device" in records[1].mode_reason
+    assert flush().counts["mode_not_honoured"] == 2
+
+
+def test_torchs_reason_for_leaving_out_cuda_graphs_lasts() -> None:
+    """It is in the metrics of the compile; later calls of the site say it too."""
+    module, heard = types.ModuleType("torch._dynamo.utils"), list[Any]()
+    module.log_compilation_event = lambda metrics: None  # type: ignore[attr-defined]
+    torch_compile.PROBES[0].attach(module, lambda *_, lasting=None, **__: heard.append(lasting))  # type: ignore[arg-type]
+    reason = "skipping cudagraphs due to mutated inputs (1 instances). Found from\n  a stack"
+    module.log_compilation_event(types.SimpleNamespace(compile_id="3/0", co_name="f", cudagraph_skip_reason=reason))
+    assert heard[0].note == "cudagraphs_skipped"
+    assert heard[0].text == "f [3/0]: skipping cudagraphs due to mutated inputs (1 instances). Found from"
+
+
+def test_beyond_the_recompile_limit_the_span_says_eager(graphs: Graphs) -> None:
+    """C4: no call that torch ran uncompiled is called compiled; inputs it has code for still are."""
+    f = gpu_timed(name="f", mode=Compile(backend=graphs))(lambda x: x + 1)
+    with capture() as records:
+        for dimensions in (*range(1, 11), 3):
+            assert f(ones(dimensions)).sum().item() == 2.0
+    assert graphs.count == 8
+    assert [record.mode for record in records] == ["compile"] * 8 + ["eager"] * 2 + ["compile"]
+    assert "torch ran it uncompiled" in records[8].mode_reason
+    assert "recompile_limit" in records[9].mode_reason
+    with use_mode(Compile(backend=graphs, strict=True)):
+        for dimensions in range(1, 9):
+            f(ones(dimensions))
+        with pytest.raises(ModeError, match="uncompiled"):
+            f(ones(9))
+
+
+def test_c4_each_site_has_code_of_its_own(graphs: Graphs) -> None:
+    functions = [gpu_timed(mode=Compile(backend=graphs))(eval(f"lambda x: x + {index}")) for index in range(12)]
+    with capture() as records:
+        for index, function in enumerate(functions):
+            assert function(torch.zeros(1)).item() == index
+    assert graphs.count == 12
+    assert told(records) == [("compile", "compile")] * 12
+
+
+def test_what_fullgraph_refuses_runs_as_it_is_with_the_reason_and_is_not_tried_again(graphs: Graphs) -> None:
+    calls = []
+
+    @gpu_timed(name="read", mode=Compile(backend=graphs, fullgraph=True))
+    def read(x: Any) -> Any:
+        calls.append(1)
+        return x * 2 if x.sum() > 0 else x
+
+    with capture() as records:
+        for _ in range(3):
+            assert read(torch.full((2,), 2.0)).tolist() == [4.0, 4.0]
+    assert len(calls) == 3
+    assert told(records) == [("eager", "compile")] * 3
+    assert "could not be compiled (Unsupported" in records[2].mode_reason
+    assert [record.warmth for record in records][1:] == ["warm", "warm"]
+    with use_mode(Compile(backend=graphs, fullgraph=True, strict=True)), pytest.raises(ModeError, match="read cannot"):
+        read(torch.ones(2))
+    assert len(calls) == 3
+
+
+def test_a_limit_under_fullgraph_leaves_the_inputs_before_it_compiled(graphs: Graphs) -> None:
+    f = gpu_timed(name="f", mode=Compile(backend=graphs, fullgraph=True))(lambda x: x + 1)
+    with capture() as records:
+        for dimensions in (*range(1, 21), 2):
+            f(ones(dimensions))
+    assert [record.mode for record in records] == ["compile"] * 8 + ["eager"] * 12 + ["compile"]
+
+
+def test_a_backend_that_fails_costs_no_call_and_runs_nothing_twice() -> None:
+    """What ran before the graph that failed is not run again."""
+    graphs, calls = Graphs(failing=True), []
+
+    @gpu_timed(name="broken", mode=Compile(backend=graphs))
+    def broken(x: Any) -> Any:
+        y = x + 1
+        torch._dynamo.graph_break()
+        calls.append(1)
+        return y * 2
+
+    with capture() as records:
+        for _ in range(3):
+            assert broken(torch.ones(2)).tolist() == [4.0, 4.0]
+    assert len(calls) == 3
+    assert told(records) == [("eager", "compile")] * 3
+    assert "OSError: no compiler here" in records[2].mode_reason
+
+
+def test_a_graph_that_failed_says_nothing_of_another_that_did_not() -> None:
+    graphs = Graphs(failing=True)
+    f = gpu_timed(name="f", mode=Compile(backend=graphs))(lambda x: x + 1)
+    with capture() as records:
+        f(ones(1))
+        graphs.failing = False
+        f(ones(2))
+        f(ones(1))
+    assert [record.mode for record in records] == ["eager", "compile", "eager"]
+
+
+def test_an_error_of_the_users_is_the_users(graphs: Graphs) -> None:
+    @gpu_timed(name="f", mode=Compile(backend=graphs))
+    def f(x: Any) -> Any:
+        if x.shape[0] == 3:
+            raise ValueError("three")
+        return x + 1
+
+    f(torch.ones(2))
+    with capture() as records, pytest.raises(ValueError, match="three"):
+        f(torch.ones(3))
+    assert records[0].status == "error"
+
+
+def test_modules_methods_and_hooks(graphs: Graphs) -> None:
+    mode = Compile(backend=graphs, fullgraph=True)
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 2)
+
+        @gpu_timed(name="forward", mode=mode)
+        def forward(self, x: Any, *, scale: float = 1.0) -> Any:
+            return self.linear(x) * scale
+
+    torch.manual_seed(0)
+    layer, plain = Layer(), torch.nn.Linear(2, 2)
+    hooked: list[int] = []
+    plain.register_forward_hook(lambda *_: hooked.append(1))
+    live = gpu_timed(plain, name="live", mode=Compile(backend=graphs))
+    x = torch.ones(1, 2)
+    with capture() as records:
+        for _ in range(2):
+            assert torch.allclose(layer(x, scale=2.0), layer.linear(x) * 2)
+            assert torch.allclose(live(x), torch.nn.functional.linear(x, plain.weight, plain.bias))
+    assert told(records) == [("compile", "compile")] * 4
+    assert len(hooked) == 2
+    loss = layer(x).sum()
+    loss.backward()
+    assert layer.linear.weight.grad is not None
+    layer.linear.weight.data.zero_()
+    assert torch.allclose(layer(x), layer.linear.bias)
+
+
+def test_c2_what_is_compiled_already(graphs: Graphs) -> None:
+    """It is compiled again in the mode that was asked for, once; and timed once."""
+    inner = torch.compile(lambda x: x + 1, backend=graphs)
+    f = gpu_timed(inner, name="f", mode=Compile(backend=graphs))
+    module = gpu_timed(torch.compile(torch.nn.Identity(), backend=graphs), name="m", mode=Compile(backend=graphs))
+    with capture() as records:
+        for _ in range(3):
+            assert f(torch.ones(2)).tolist() == [2.0, 2.0]
+        assert module(torch.ones(2)).tolist() == [1.0, 1.0]
+    assert [record.name for record in records] == ["f"] * 3 + ["m"]
+    assert graphs.count <= 2
+
+
+def test_c1_a_site_inside_a_compiled_region_is_compiled_with_it(graphs: Graphs) -> None:
+    inner = gpu_timed(name="inner", mode=Compile(backend=graphs))(lambda x: x * 2)
+    outer = gpu_timed(name="outer", mode=Compile(backend=graphs, fullgraph=True))(lambda x: inner(x) + 1)
+    with capture() as records:
+        for _ in range(3):
+            assert outer(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert [record.name for record in records] == ["outer"] * 3
+    assert graphs.count == 1
+
+
+def test_an_inner_site_that_runs_uncompiled_says_nothing_of_the_outer(graphs: Graphs) -> None:
+    inner = gpu_timed(name="inner", mode=Compile(backend=graphs))(torch.compiler.disable(lambda x: x * 2))
+    outer = gpu_timed(name="outer", mode=Compile(backend=graphs))(lambda x: x + 1)
+
+    def both(x: Any) -> Any:
+        return outer(inner(x))
+
+    with capture() as records:
+        both(torch.ones(2))
+        gpu_timed(name="all", mode=Compile(backend=graphs))(lambda x: torch.compiler.disable(both)(x) - 1)(
+            torch.ones(2)
+        )
+    found = [(record.name, record.mode) for record in records]
+    assert ("outer", "compile") in found
+    assert ("all", "compile") in found
+
+
+def test_c6_threads_share_the_code_and_the_one_that_compiles_is_cold(graphs: Graphs) -> None:
+    f = gpu_timed(name="f", mode=Compile(backend=graphs))(lambda x: x + 1)
+    with capture() as records:
+        f(torch.ones(4))
+        threads = [threading.Thread(target=lambda: [f(torch.ones(4)) for _ in range(5)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with torch.no_grad():
+            f(torch.ones(4))
+    assert len(records) == 22
+    assert {record.mode for record in records} == {"compile"}
+    assert [record.warmth for record in records if record.call_index in (0, 21)] == ["cold", "cold"]
+
+
+def test_under_a_stance_that_forces_eager_the_span_says_so(graphs: Graphs) -> None:
+    f = gpu_timed(name="f", mode=Compile(backend=graphs))(lambda x: x + 1)
+    with capture() as records:
+        with torch.compiler.set_stance("force_eager"):
+            f(torch.ones(2))
+        f(torch.ones(2))
+    assert told(records) == [("eager", "compile"), ("compile", "compile")]
+
+
+def test_disabled_and_unsampled_calls_are_compiled_too(graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = gpu_timed(name="f", mode=Compile(backend=graphs), every=1000)(lambda x: x + 1)
+    for dimensions in (1, 2, 3):
+        f(ones(dimensions))
+    assert graphs.count == 3
+    monkeypatch.setenv("GPU_TIMED_DISABLED", "1")
+    from gpu_timed.testing import reset
+
+    reset()
+    g = gpu_timed(name="g", mode=Compile(backend=graphs))(lambda x: x - 1)
+    g(ones(1))
+    assert graphs.count == 4
+
+
+def test_torchs_own_warnings_are_none_of_ours(graphs: Graphs) -> None:
+    f = gpu_timed(name="f", mode=Compile(backend=graphs))(lambda x: x + 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        f(torch.ones(2))
+        f(torch.ones(2))
+    assert [str(each.message) for each in caught if "gpu_timed" in str(each.filename)] == []

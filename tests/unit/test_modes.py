@@ -1,0 +1,376 @@
+"""Which mode a call is to run in: values, rules, who goes before whom; and that measuring never changes it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import functools
+import pickle
+import sys
+import threading
+import types
+from typing import Any
+
+import pytest
+
+import gpu_timed as package
+from gpu_timed import Compile, CudaGraph, ModeError, configure, current, flush, gpu_span, gpu_timed, use_mode
+from gpu_timed.errors import ConfigurationError, MissingExtraError
+from gpu_timed.mode_values import EAGER, MODES, Ran, Rule, matches, mode_of, parse_rules
+from gpu_timed.modes import choice
+from gpu_timed.modes.launcher import Launcher
+from gpu_timed.testing import FakeDevice, capture
+
+
+class Noting(Launcher):
+    """A launcher that stands for those of torch: it runs the function, and tells that it did."""
+
+    seen: list[tuple[str, str]]
+
+    def run(self, opened: Any, arguments: Any, named: Any) -> Any:
+        self.seen.append((self.name, self.mode.name))
+        result = self.function(*arguments, **named)
+        self.tell(opened, self.mode.name, "")
+        return result
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The calls that a launcher was asked to run, as (site, mode)."""
+    found: list[tuple[str, str]] = []
+    kind = type("Here", (Noting,), {"seen": found})
+    monkeypatch.setattr(choice, "Compiled", kind)
+    monkeypatch.setattr(choice, "Graphed", kind)
+    return found
+
+
+def plain(x: int = 0) -> int:
+    return x + 1
+
+
+# -- values -----------------------------------------------------------------------------------------------
+
+
+def test_a_name_is_shorthand_for_a_value_and_equal_values_are_the_same_object() -> None:
+    for name in MODES:
+        assert mode_of(name).name == name
+        assert mode_of(name) is mode_of(mode_of(name))
+    assert mode_of("cuda_graph") == CudaGraph()
+    assert mode_of("reduce-overhead") == Compile("reduce-overhead")
+    assert mode_of(CudaGraph(warmup=5)) is mode_of(CudaGraph(warmup=5))
+    assert mode_of(CudaGraph(warmup=5)) is not mode_of(CudaGraph(warmup=6))
+    assert [mode_of(name).uses_graphs for name in ("reduce-overhead", "max-autotune")] == [True, True]  # type: ignore[union-attr]
+    assert not Compile("max-autotune-no-cudagraphs").uses_graphs
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: CudaGraph(warmup=0), "warmup must be a whole number from 1 up"),
+        (lambda: CudaGraph(max_graphs=True), "max_graphs"),
+        (lambda: CudaGraph(max_graphs=10_001), "at most 10,000"),
+        (lambda: CudaGraph(audit_every=0), "audit_every"),
+        (lambda: CudaGraph(inputs="copies"), "did you mean 'copy'"),
+        (lambda: CudaGraph(outputs="cloned"), "did you mean 'clone'"),
+        (lambda: CudaGraph(strict=1), "strict must be True or False"),
+        (lambda: CudaGraph(reset=3), "reset must be a function"),
+        (lambda: CudaGraph(mutates=3), "mutates must be a function"),
+        (lambda: CudaGraph(max_state_bytes=-1), "max_state_bytes"),
+        (lambda: Compile("reduce_overhead"), "did you mean 'reduce-overhead'"),
+        (lambda: Compile(fullgraph=1), "fullgraph"),
+        (lambda: Compile(dynamic="yes"), "dynamic"),
+        (lambda: Compile(backend=3), "backend"),
+        (lambda: Compile("max-autotune", backend="eager"), "leave out backend="),
+        (lambda: mode_of("cuda-graph"), "did you mean 'cuda_graph'"),
+        (lambda: mode_of(CudaGraph), "unknown mode"),
+        (lambda: mode_of(Compile(backend=_Unhashable())), "hashable"),
+        (lambda: parse_rules("=cuda_graph"), "names no span"),
+        (lambda: parse_rules("a=eagre"), "did you mean 'eager'"),
+        (lambda: gpu_timed(mode="reduce_overhead")(plain), "did you mean 'reduce-overhead'"),
+        (lambda: configure(mode="f=x"), "unknown mode 'x'"),
+        (lambda: use_mode("graph"), "unknown mode"),
+        (lambda: use_mode("eager", match=""), "match must be"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(make: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        make()
+    assert says in str(caught.value)
+
+
+class _Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, module: Any, inputs: Any) -> Any:
+        return module
+
+
+def test_rules_of_a_text() -> None:
+    assert parse_rules(" decode*=cuda_graph, prefill=compile,eager ") == (
+        Rule("decode*", CudaGraph()),
+        Rule("prefill", Compile()),
+        Rule("*", EAGER),
+    )
+    assert parse_rules("") == ()
+    assert matches("decode*", "decode_step")
+    assert not matches("decode*", "Decode")
+
+
+# -- who goes before whom ---------------------------------------------------------------------------------
+
+
+def test_the_span_says_what_ran_and_what_was_asked_for(device: FakeDevice, seen: list[Any]) -> None:
+    step = gpu_timed(name="step", mode=CudaGraph(warmup=2))(plain)
+    bare = gpu_timed(name="bare")(plain)
+    with capture() as records:
+        assert step(1) == 2
+        assert bare(1) == 2
+        with use_mode("eager"):
+            assert step(1) == 2
+            assert bare(1) == 2
+    told = [(r.name, r.mode, r.mode_requested, r.mode_reason) for r in records]
+    assert told[0] == ("step", "cuda_graph", "cuda_graph", "")
+    assert told[1][1].reason == told[1][2].reason == "not_set"  # type: ignore[union-attr]
+    assert told[2:] == [("step", "eager", "eager", ""), ("bare", "eager", "eager", "")]
+    assert seen == [("step", "cuda_graph")]
+
+
+def test_the_innermost_block_goes_before_the_variable_and_that_before_the_code(
+    seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_TIMED_MODE", "a*=compile,ab=eager")
+    first, second = gpu_timed(name="ab", mode="cuda_graph")(plain), gpu_timed(name="b", mode="cuda_graph")(plain)
+
+    def both() -> list[str]:
+        with capture() as records:
+            first()
+            second()
+        return [str(record.mode) for record in records]
+
+    assert both() == ["compile", "cuda_graph"]
+    with use_mode("max-autotune", match="?"):
+        assert both() == ["compile", "max-autotune"]
+        with use_mode("reduce-overhead", match="*"):
+            assert both() == ["reduce-overhead", "reduce-overhead"]
+            with use_mode("eager", match="ab"):
+                assert both() == ["eager", "reduce-overhead"]
+        assert both() == ["compile", "max-autotune"]
+    assert both() == ["compile", "cuda_graph"]
+    configure(mode="b=eager")
+    assert both() == ["cuda_graph", "eager"]
+    configure(mode="")
+    assert both() == ["cuda_graph", "cuda_graph"]
+
+
+def test_a_function_of_the_arguments_says_the_mode_of_each_call(device: FakeDevice, seen: list[Any]) -> None:
+    choose = lambda x: "cuda_graph" if x < 8 else None if x < 16 else "nonsense"
+    step = gpu_timed(name="step", mode=choose)(plain)
+    with capture() as records:
+        assert [step(x) for x in (1, 9, 17)] == [2, 10, 18]
+    assert [r.mode if isinstance(r.mode, str) else None for r in records] == ["cuda_graph", None, None]
+    assert flush().counts["mode_raised"] == 1
+    with use_mode("eager"), capture() as records:
+        step(1)
+    assert records[0].mode == "eager"
+
+
+def test_a_block_is_for_its_context_and_for_copies_of_it(device: FakeDevice, seen: list[Any]) -> None:
+    """Not for another thread; for a task or a context that was copied inside, also when the block has ended."""
+    step = gpu_timed(name="step")(plain)
+    with use_mode("compile"):
+        inside = contextvars.copy_context()
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+        assert seen == []
+    step()
+    assert seen == []
+    inside.run(step)
+    assert seen == [("step", "compile")]
+
+
+def test_before_any_mode_nobody_is_asked(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hot path without a mode reads one flag of the site's and one of the process's."""
+    step = gpu_timed(name="step")(plain)
+    monkeypatch.setattr(choice.Switch, "run", lambda *_: pytest.fail("asked"))
+    with capture() as records:
+        step()
+    assert len(records) == 1
+    assert not current.modes.in_force
+
+
+# -- measuring never changes the mode ---------------------------------------------------------------------
+
+
+def test_unsampled_left_out_and_disabled_calls_run_in_their_mode(
+    device: FakeDevice, seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thinned = gpu_timed(name="thinned", mode="cuda_graph", every=3)(plain)
+    with capture() as records:
+        for _ in range(6):
+            thinned()
+    assert (len(records), len(seen)) == (2, 6)
+    seen.clear()
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    configure(exporter="none")
+    gpu_timed(name="unsampled", mode="compile")(plain)()
+    assert seen == [("unsampled", "compile")]
+
+
+def test_a_disabled_decorator_with_a_mode_still_launches_in_it(
+    seen: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GPU_TIMED_DISABLED", "1")
+    monkeypatch.setenv("GPU_TIMED_MODE", "named=compile")
+    assert gpu_timed(plain) is plain
+    gpu_timed(name="own", mode="cuda_graph")(plain)()
+    gpu_timed(name="named")(plain)()
+    assert seen == [("own", "cuda_graph"), ("named", "compile")]
+    with use_mode("compile"):
+        gpu_timed(name="own", mode="eager")(plain)()
+    assert seen[2:] == [("own", "compile")]
+    assert "mode= of its own" in caplog.text
+
+
+def test_inside_an_unsampled_parent_the_mode_holds(device: FakeDevice, seen: list[Any], exporter: Any) -> None:
+    from opentelemetry import trace
+
+    unsampled = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False, trace_flags=trace.TraceFlags(0)))
+    step = gpu_timed(name="step", mode="compile")(plain)
+    with trace.use_span(unsampled):
+        assert step(1) == 2
+    flush()
+    assert seen == [("step", "compile")]
+    assert exporter.get_finished_spans() == ()
+
+
+# -- kinds ------------------------------------------------------------------------------------------------
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.total = 0
+
+    @gpu_timed(name="method", mode="compile")
+    def add(self, x: int) -> int:
+        self.total += x
+        return self.total
+
+    @gpu_timed(name="static", mode="compile")
+    @staticmethod
+    def twice(x: int) -> int:
+        return 2 * x
+
+
+def test_methods_objects_and_copies_have_the_mode(device: FakeDevice, seen: list[Any]) -> None:
+    counter = Counter()
+    assert [counter.add(1), counter.add(2), Counter.twice(4)] == [1, 3, 8]
+    timed = gpu_timed(name="object", mode="compile")(functools.partial(plain, 3))
+    assert timed() == 4
+    assert copy.copy(timed)() == 4
+    assert [name for name, _ in seen] == ["method", "method", "static", "object", "object"]
+
+
+def test_one_launcher_for_a_function_and_a_mode_and_not_without_end(device: FakeDevice, seen: list[Any]) -> None:
+    step = gpu_timed(name="step", mode=lambda x: CudaGraph(warmup=1 + x % 100))(plain)
+    site = next(held for held in current._state.sites._every if held.name == "step")
+    for _ in range(3):
+        step(5)
+    assert len(site.launchers) == 1
+    for x in range(100):
+        step(x)
+    assert len(site.launchers) == choice._MOST_LAUNCHERS
+
+
+def pickled(x: int = 0) -> int:
+    return x
+
+
+TIMED = gpu_timed(name="pickled", mode=CudaGraph(max_graphs=2))(functools.partial(pickled, 3))
+
+
+def test_a_pickled_object_keeps_its_mode_and_the_switch_is_that_of_the_process(
+    device: FakeDevice, seen: list[Any]
+) -> None:
+    found = pickle.loads(pickle.dumps(TIMED))
+    assert found() == 3
+    assert seen == [("pickled", "cuda_graph")]
+    assert pickle.loads(pickle.dumps(current.door)) == current.door
+
+
+def test_what_suspends_is_refused_where_it_is_decorated_and_says_so_where_it_is_not(
+    device: FakeDevice, seen: list[Any]
+) -> None:
+    async def coroutine() -> int:
+        return 7
+
+    def generator() -> Any:
+        yield 7
+
+    for target in (coroutine, generator):
+        with pytest.raises(ConfigurationError, match="Decorate the function that it calls"):
+            gpu_timed(mode="cuda_graph")(target)
+        gpu_timed(mode="eager")(target)
+    timed = gpu_timed(name="c")(coroutine)
+    with capture() as records, use_mode("cuda_graph"):
+        assert asyncio.run(timed()) == 7  # type: ignore[arg-type]
+        assert list(gpu_timed(name="g")(generator)()) == [7]
+    assert [(r.name, r.mode, r.mode_requested) for r in records] == [
+        ("c", "eager", "cuda_graph"),
+        ("g", "eager", "cuda_graph"),
+    ]
+    assert "suspended now and then" in records[0].mode_reason
+    assert flush().counts["mode_not_honoured"] == 2
+    with capture() as records, use_mode(CudaGraph(strict=True)), pytest.raises(ModeError, match="g cannot run as"):
+        list(gpu_timed(name="g")(generator)())
+    assert records[0].status == "error"
+    assert seen == []
+
+
+def test_a_block_of_code_has_no_mode(device: FakeDevice, seen: list[Any]) -> None:
+    with capture() as records, use_mode("compile"), gpu_span("block"):
+        pass
+    assert not isinstance(records[0].mode, str)
+
+
+# -- the user's program comes first -----------------------------------------------------------------------
+
+
+def test_an_exception_is_the_users_and_a_fault_of_ours_is_not_felt(
+    device: FakeDevice, seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing() -> None:
+        raise KeyError("mine")
+
+    with capture() as records, pytest.raises(KeyError, match="mine"):
+        gpu_timed(name="failing", mode="compile")(failing)()
+    assert records[0].status == "error"
+    monkeypatch.setattr(choice, "Compiled", lambda *_: 1 / 0)
+    assert gpu_timed(name="other", mode="compile")(plain)(1) == 2
+    assert flush().counts["mode"] == 1
+
+
+def test_what_is_not_honoured_is_said_once_and_counted(device: FakeDevice, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        current.modes.note("step", "cuda_graph", "no CUDA device")
+    assert caplog.text.count("step was asked to run as cuda_graph and does not: no CUDA device") == 1
+    assert flush().counts["mode_not_honoured"] == 3
+
+
+def test_a_launcher_that_is_strict_raises_what_the_span_says_too() -> None:
+    site = current.new_site("step")
+    launcher = Noting(plain, site, CudaGraph(strict=True), current.modes)
+    opened = types.SimpleNamespace(ran=None)
+    with pytest.raises(ModeError, match="step cannot run as cuda_graph: why"):
+        launcher.eagerly(opened, (), {}, "why")
+    assert opened.ran == Ran("eager", "cuda_graph", "why")
+    assert issubclass(ModeError, package.GpuTimedError)
+
+
+def test_without_torch_a_mode_of_torchs_is_refused_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match=r"gpu-timed\[torch\]"):
+        gpu_timed(mode="compile")(plain)
+    gpu_timed(mode="eager")(plain)
