@@ -449,8 +449,9 @@ NOT_SHOWN = {
     "callables/counting.py": {"MOST_FAILURES", "_MOST_PARTS"},  # a decision about one signature; parts of one
     "callables/numba_kernels.py": {"_MOST_KEPT"},  # of one kernel, beyond them it is configured anew
     "clocks/timeline.py": {"_HISTORY"},  # of one device
-    "context/recording.py": {"_LONGEST_TRACE"},  # of one text
-    "values.py": {"LONGEST"},  # of one value
+    "context/recording.py": {"_INNERMOST", "_LONGEST_TRACE"},  # of one text
+    "mode_values.py": {"_MOST"},  # of what may be asked for
+    "values.py": {"LONGEST", "_MOST_DIMENSIONS"},  # of one value
     "vitals/sampler.py": {"_MOST_FAULTS"},  # a decision
     "warmth/directory_probe.py": {"_KEPT", "_SHOWN"},  # of one site, as its quiet calls; of one text
     "warmth/ring.py": {"_MOST_CAUSES", "_MOST_CONCURRENT", "_MOST_TEXT"},  # of one record

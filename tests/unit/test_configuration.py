@@ -356,6 +356,7 @@ def test_an_unreadable_variable_does_not_break_a_call(monkeypatch):
         ("GPU_TIMED_MAX_QUEUE", "17", "max_queue", 17),
         ("GPU_TIMED_POLL_MS", "2.5", "poll_ms", 2.5),
         ("GPU_TIMED_WARMTH", "0", "warmth", False),
+        ("GPU_TIMED_MODULE_LOADS", "1", "module_loads", True),
         ("GPU_TIMED_VITALS", "0", "vitals", False),
         ("GPU_TIMED_VITALS_INTERVAL_S", "0", "vitals_interval_s", 0.0),
         ("GPU_TIMED_EXIT_TIMEOUT_S", "0.5", "exit_timeout_s", 0.5),

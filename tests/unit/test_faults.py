@@ -267,6 +267,7 @@ PARTS: dict[str, type[Any]] = {
 NOT_IN_A_CALL = {
     *("resolver.add_sink", "resolver.remove_sink", "resolver.flush", "resolver.stop", "resolver.running"),
     *("resolver.wait", "vitals.stop", "peaks.forget"),
+    *("resolver.limits", "reader.limits", "peaks.limits", "reader.calm_no_more"),
 }
 """What only users of the library call, or its own end."""
 
