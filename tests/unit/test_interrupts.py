@@ -298,7 +298,6 @@ def test_a_handler_may_call_us_at_any_point(device: FakeDevice, make: Any, sync:
     if make in SUSPENDED and sync == "boundary":
         sync = None
     sink = MemorySink(0)
-    before = otel_context.get_current()
     wrong: list[tuple[str, str]] = []
 
     def handler() -> None:
@@ -308,6 +307,7 @@ def test_a_handler_may_call_us_at_any_point(device: FakeDevice, make: Any, sync:
         current.ledger().fault("handled", "by a handler")
 
     def run() -> None:
+        before = otel_context.get_current()  # of this thread: another test may have left one behind on the main one
         for nth, where, outcome in at_every_point(device, make, handler, sync=sync):
             if outcome is not VALUE:
                 wrong.append((where, f"came out: {outcome!r}"))
