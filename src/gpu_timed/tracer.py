@@ -252,7 +252,7 @@ class Tracer:
 
     def _forget(self, span: Opened) -> None:
         """Undo a span whose entering failed half-way, and whose context was given back. Never raises."""
-        if not isinstance(span, Span):
+        if type(span) is not Span:
             return
         try:
             if span.counting is not None:

@@ -137,15 +137,17 @@ class Gate:
         """Give the caller of *opened* its context back, also where an interrupt has lost the token. Never raises."""
         if opened is None:
             return
-        token, before = opened.token, opened.caller_context
+        token, before, kept = opened.token, opened.caller_context, opened.admission
         if token is LEFT:
             return
         try:
             opened.token = LEFT
             if token is not None:
                 runtime.detach(token)
-            elif runtime.current().get(OURS) is opened or (before is not None and opened.admission is None):
-                runtime.attach(opened.admission.context if before is None else before)
+            elif before is not None and (kept is None or runtime.current().get(OURS) is opened):
+                runtime.attach(before)
+            elif kept is not None and runtime.current().get(OURS) is opened:
+                runtime.attach(kept.context)
         except ValueError:
             self._ledger.count("context_moved")
         except RuntimeError:  # the interrupt came just after it was detached
