@@ -100,15 +100,15 @@ class CudaGraph:
     mode, inference mode and autocast.
 
     Args:
-        warmup: Runs before a capture, at least 1. Their effects on what the function changes are undone.
+        warmup: Calls of a signature that run eagerly, watched, before one is captured, at least 1.
         max_graphs: Graphs of a site that are kept, at least 1; beyond it the one that was replayed longest ago goes.
         inputs: ``copy`` copies the arguments into the graph's own; ``static`` replays on the tensors of the capture
             as they are: the signature then holds their addresses, and nothing is copied.
         outputs: ``clone`` hands out copies; ``alias`` the graph's own, which the next replay overwrites.
         audit_every: Compare one replay in this many with an eager run; None for the first of each signature only.
         strict: Raise :class:`~gpu_timed.errors.ModeError` where it cannot be captured, instead of running eagerly.
-        reset: Called before a warm-up run, the capture and a run for comparison: puts host state of the function back
-            to what it was before the call. Without it, a function that changes host state is not captured.
+        reset: Called before the capture, which runs the host's part once more: puts host state of the function back to
+            what it was before the call. Without it, a function that changes host state is not captured.
         mutates: Called with the call's arguments; returns the tensors that the function changes by kernels that are
             no operations of torch (Triton, Numba, CuPy), which cannot be seen otherwise.
         unproven: Capture, though this mode is not proven on a device yet: never while another thread captures. Without

@@ -7,7 +7,7 @@ until the last thing the host put on the stream could reach it. That last thing 
 placed a few microseconds after the function returned, and an idle device takes a few more to reach it.
 (With the return alone, 15 % of 5 µs kernels on an idle H200 lay below the lower bound.)
 
-And how much of it can be the device's own, for beginning and ending work between two marks: see ``_EDGES``.
+And how much of it can be the device's own, for beginning and ending work between two marks: see ``_EDGES_NS``.
 """
 
 from __future__ import annotations

@@ -278,8 +278,11 @@ def test_a_mode_that_the_call_leaves_on_stays_on(device: FakeDevice) -> None:
 
 def test_operators_from_elsewhere_make_the_count_missing(device: FakeDevice) -> None:
     """A custom operator has no formula: a figure without it would be too low."""
+    from torch import library
 
-    @torch.library.custom_op("gpu_timed_test::twice", mutates_args=())
+    custom_op = library.custom_op
+
+    @custom_op("gpu_timed_test::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
@@ -290,12 +293,13 @@ def test_operators_from_elsewhere_make_the_count_missing(device: FakeDevice) -> 
 
 def test_lengths_are_not_read_back(device: FakeDevice) -> None:
     """A formula that looks into a tensor of lengths is not asked: on a GPU it would wait for it."""
+    from torch import library
     from torch.utils import flop_counter
 
     asked = []
-    with torch.library._scoped_library("gpu_timed_test2", "FRAGMENT") as library:
-        library.define("attend(Tensor q, Tensor lengths) -> Tensor")
-        library.impl("attend", lambda q, lengths: q.clone(), "CPU")
+    with library._scoped_library("gpu_timed_test2", "FRAGMENT") as operators:
+        operators.define("attend(Tensor q, Tensor lengths) -> Tensor")
+        operators.impl("attend", lambda q, lengths: q.clone(), "CPU")
         attend = torch.ops.gpu_timed_test2.attend
         flop_counter.register_flop_formula(attend, get_raw=True)(lambda *_, **__: asked.append(1) or 5)
         try:
