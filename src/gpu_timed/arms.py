@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Warmth
+from gpu_timed.step_timeline import ProfiledSteps
 
 Word: TypeAlias = Literal["faster", "slower", "same", "ambiguous"]
 Limit: TypeAlias = Literal["launch", "device", "mixed", "unknown"]
@@ -108,7 +109,7 @@ class Arm:
     turns: tuple[Turn, ...] = ()
     memory_held_bytes: Measured = NOT_SET
     """Device memory that was held once it was warm, beyond what was held before its first call."""
-    timeline: Any = NOT_PROFILED
+    timeline: ProfiledSteps | Missing = NOT_PROFILED
     """What the device did in a step, from kernel records of a separate pass; or why that is not known."""
     agreement: Agreement | Missing = NOT_SET
     """How its outputs compare with the baseline's; of the baseline, with those of its own second run."""
