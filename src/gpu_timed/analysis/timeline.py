@@ -77,9 +77,7 @@ def timelines(
                 within=named.within,
             )
         )
-    return tuple(
-        _timeline(kernels, begin, end, launches) for kernels, (begin, end) in zip(held, steps, strict=True)
-    )
+    return tuple(_timeline(kernels, begin, end, launches) for kernels, (begin, end) in zip(held, steps, strict=True))
 
 
 def merged(kernels: Sequence[Kernel]) -> tuple[int, list[tuple[int, int]]]:
@@ -88,7 +86,8 @@ def merged(kernels: Sequence[Kernel]) -> tuple[int, list[tuple[int, int]]]:
     Args:
         kernels: In the order of their starts. The first index of a pair is of the one that ended last before the gap.
     """
-    busy, gaps = 0, []
+    busy = 0
+    gaps: list[tuple[int, int]] = []
     if not kernels:
         return busy, gaps
     begin, last = kernels[0].start_ns, 0
