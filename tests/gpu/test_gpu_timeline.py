@@ -20,6 +20,8 @@ COUNT = 50
 @pytest.fixture(scope="module")
 def found() -> Any:
     """What the process found; it is its own since torch's profiler keeps CUPTI."""
+    if not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("no CUDA device")
     script = Path(__file__).with_name("timeline_process.py")
     parts = [str(Path(gpu_timed.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     held = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in parts if part)}
