@@ -84,7 +84,8 @@ class Agreement:
     max_abs: float | Missing = NOT_SET
     """The largest difference of two numbers."""
     max_rel: float | Missing = NOT_SET
-    """The largest difference of two numbers as a part of the baseline's, where that is not 0."""
+    """The largest difference of two numbers as a part of the baseline's, or of the root mean square of its array where
+    that is larger: next to 0 any difference is large."""
     where: str = ""
     """Which output differs first, like ``[0]['logits']``; empty where none does."""
     text: str = ""

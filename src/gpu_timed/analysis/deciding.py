@@ -118,6 +118,10 @@ class Decider:
             return True
         return self.blocks in self._looks and all(map(self._enough, self._others))
 
+    def drop(self, name: str) -> None:
+        """Leave arm *name* out from now on."""
+        self._times.pop(name, None)
+
     def interval(self, name: str) -> Interval | None:
         """Return the interval of the ratio of arm *name* to the baseline; None where there are too few blocks."""
         return interval(self._times[name], self._times[self.baseline], self._each_level)
