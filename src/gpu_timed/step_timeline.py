@@ -139,6 +139,9 @@ class ProfiledSteps:
     gap_count: int
     gap_ns: Measured
     """The typical gap: median over all gaps of all steps."""
+    late_ns: Measured
+    """How long of a step (mean) the device waited for the host's next launch, between the first and the last work:
+    the gaps whose ``host_late`` is ``yes``. The other gaps no faster host would take away."""
     operators: tuple[OperatorGaps, ...] = ()
     """Who the device waited for, those with most gap time first."""
     notes: tuple[str, ...] = ()
