@@ -119,8 +119,9 @@ class Decider:
         return self.blocks in self._looks and all(map(self._enough, self._others))
 
     def drop(self, name: str) -> None:
-        """Leave arm *name* out from now on."""
-        self._times.pop(name, None)
+        """Leave arm *name* out from now on. Without the baseline there are no further blocks."""
+        if name != self.baseline:
+            self._times.pop(name, None)
 
     def interval(self, name: str) -> Interval | None:
         """Return the interval of the ratio of arm *name* to the baseline; None where there are too few blocks."""
@@ -134,6 +135,11 @@ class Decider:
     def precise(self) -> bool:
         """Whether all intervals are as narrow as they were asked to be."""
         return all(map(self._enough, self._others))
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no arm beside the baseline."""
+        return not self._others
 
     @property
     def _others(self) -> list[str]:

@@ -49,7 +49,7 @@ class Contestant:
         name: Of the arm.
         function: What is called.
         mode: How; None for a function that is an arm by itself.
-        notes: What a launcher tells.
+        notes: What a launcher tells; not needed for what no launcher runs.
         reset: Puts the function's state back, which a CUDA Graph has to know of.
     """
 
@@ -58,7 +58,7 @@ class Contestant:
         name: str,
         function: Callable[..., Any],
         mode: Mode | None,
-        notes: Notes,
+        notes: Notes | None = None,
         reset: Callable[[], object] | None = None,
     ) -> None:
         self.name = name
@@ -69,7 +69,7 @@ class Contestant:
         self.call: Callable[..., Any] = function
         if isinstance(mode, CudaGraph) and reset is not None and mode.reset is None:
             mode = replace(mode, reset=reset)
-        if mode is not None and not isinstance(mode, Eager):
+        if mode is not None and notes is not None and not isinstance(mode, Eager):
             kind: type[Launcher] = Compiled if isinstance(mode, Compile) else Graphed
             self._launcher = launcher = kind(function, Site(name), mode, notes)
             opened = self._opened

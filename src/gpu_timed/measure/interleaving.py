@@ -118,8 +118,8 @@ def run(
     block = 0
     while True:
         running = [lane for lane in lanes if not lane.failed]
-        if len(running) < 2 or decider.baseline not in {lane.name for lane in running}:  # noqa: PLR2004 - a pair
-            return "there were no two arms left to compare"
+        if decider.baseline not in {lane.name for lane in running}:
+            return f"{decider.baseline} could not be run to the end"
         medians = _block(running, course, chance, block)
         if medians is None:
             for lane in running:
@@ -136,6 +136,8 @@ def run(
 
 
 def _words(decider: Decider) -> str:
+    if decider.alone:
+        return f"{decider.baseline} was the only one left, and needs no more than {decider.blocks} blocks"
     if decider.precise:
         return f"every interval was narrower than ±{decider.precision:.1%}"
     return f"there was time for {decider.blocks} blocks"

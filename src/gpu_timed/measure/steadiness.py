@@ -44,6 +44,7 @@ def check(
     reset: Callable[[], object] | None,
     seed: int,
     tolerance: float | None = None,
+    compared: bool = True,
 ) -> Steady:
     """Call it twice, and a third time where it changes what may turn out to be the same. Random numbers are put back.
 
@@ -55,6 +56,7 @@ def check(
         reset: Puts its state back.
         seed: That sources of random numbers are set to.
         tolerance: As in :func:`gpu_timed.measure.outputs.agreement`.
+        compared: Whether outputs count. What it changes counts in any case.
 
     Raises:
         Exception: What *function* or *reset* raises.
@@ -77,7 +79,7 @@ def check(
         draws = seeds.drawn_since(seed)
         moved = second.changed()
     why_not = ""
-    if not agreement.equal:
+    if compared and not agreement.equal:
         said = "though reset= was called before each" if reset is not None else _REMEDY
         why_not = f"two calls from the same inputs differ: {agreement.text} ({said})"
     elif moved and reset is None:
@@ -104,7 +106,8 @@ class _Watch:
     def look(self) -> None:
         """See what there is before the call."""
         taken = list(outputs.leaves(self._taken[0], "argument ")) + list(outputs.leaves(self._taken[1], "argument "))
-        self._snapshot = host_state.Snapshot(self._function, [leaf.value for leaf in taken], _is_array)
+        positional, named = self._taken
+        self._snapshot = host_state.Snapshot(self._function, [*positional, *named.values()], _is_array)
         self._copies: list[tuple[str, Any, Any]] = []
         self._too_large: list[str] = []
         spent = 0
