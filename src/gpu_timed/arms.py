@@ -15,6 +15,7 @@ from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Warmth
 from gpu_timed.step_timeline import ProfiledSteps
 
 Word: TypeAlias = Literal["faster", "slower", "same", "ambiguous"]
+Quantity: TypeAlias = Literal["wall", "device"]
 Limit: TypeAlias = Literal["launch", "device", "mixed", "unknown"]
 
 NOT_PROFILED: Final = Missing("not_profiled", "no pass with kernel records was made")
@@ -86,7 +87,8 @@ class Agreement:
     max_abs: float | Missing = NOT_SET
     """The largest difference of two numbers."""
     max_rel: float | Missing = NOT_SET
-    """The largest difference of two numbers as a part of the baseline's, where that is not 0."""
+    """The largest difference of two numbers as a part of the baseline's, or of the root mean square of its array where
+    that is larger: next to 0 any difference is large."""
     where: str = ""
     """Which output differs first, like ``[0]['logits']``; empty where none does."""
     text: str = ""
@@ -105,7 +107,9 @@ class Arm:
     reason: str = ""
     """Why that is another one, or what else is to be known of how it ran."""
     refused: str = ""
-    """Why there are no samples of it; empty where there are."""
+    """Why it was not measured to the end; empty where it was."""
+    strayed: str = ""
+    """How it came to be launched otherwise while it was measured than when it was warm; empty where it was not."""
     cold: ColdPhase = ColdPhase()
     samples: Samples = Samples()
     turns: tuple[Turn, ...] = ()
@@ -131,13 +135,15 @@ class Verdict:
     word: Word | None
     """``faster``, ``slower``, ``same``, ``ambiguous``; None where there can be none, and *reason* says why."""
     reason: str
-    quantity: Literal["wall", "device", "launch"] = "wall"
+    quantity: Quantity = "wall"
+    """Which time was compared."""
     ratio: float | Missing = NOT_SET
     """Time of *arm* as a part of the time of *against*: 0.5 takes half as long."""
     low: float | Missing = NOT_SET
     """Interval in which that ratio lies, with *level*."""
     high: float | Missing = NOT_SET
-    level: float = 0.99
+    level: float = 0.95
+    """How often such an interval holds the truth, however often was looked while it was measured."""
     blocks: int = 0
     """Blocks that it rests on."""
     more: int | Missing = NOT_SET
