@@ -126,6 +126,7 @@ def comparison(batch: int = 1, *, kernels: int = 1_105, **more: Any) -> Comparis
                     ratio=ratio,
                     low=ratio * 0.995,
                     high=ratio * 1.006,
+                    level=0.99,
                     blocks=20,
                 ),
                 Verdict(
@@ -139,15 +140,13 @@ def comparison(batch: int = 1, *, kernels: int = 1_105, **more: Any) -> Comparis
                 "eager": Diagnosis(
                     bound="launch",
                     sentences=(
-                        f"eager is launch-bound: the device works for {100 * busy / eager:.1f} % of a call.",
+                        f"Launch-bound: the device works for {100 * busy / eager:.1f} % of a call.",
                         f"Launching better can make it at most {eager / busy:.1f} times as fast.",
                     ),
                     busy_ratio=busy / eager,
                     idle_share=1 - busy / eager,
                 ),
-                "cuda_graph": Diagnosis(
-                    bound="device", sentences=("cuda_graph is device-bound.",), busy_ratio=1 / 1.17
-                ),
+                "cuda_graph": Diagnosis(bound="device", sentences=("Device-bound.",), busy_ratio=1 / 1.17),
             },
             "break_evens": {
                 "cuda_graph": BreakEven(arm="cuda_graph", calls=32),

@@ -105,13 +105,13 @@ def test_a_swept_value_that_json_has_no_word_for_is_shown_by_its_repr() -> None:
         ("same", "a is as fast as b: it takes 0.5 x b's wall time (99 % interval 0.49 to 0.51)."),
         (
             "ambiguous",
-            "It cannot be told whether a or b is faster: a takes 0.5 x b's wall time (99 % interval 0.49 to 0.51). No.",
+            "It cannot be told whether a or b is faster: a takes 0.5 x b's wall time (99 % interval 0.49 to 0.51); no.",
         ),
-        (None, "a: no verdict. No."),
+        (None, "No verdict on a: no."),
     ],
 )
 def test_a_verdict_is_a_sentence(word: Any, said: str) -> None:
-    verdict = Verdict(arm="a", against="b", word=word, reason="No.", ratio=0.5, low=0.49, high=0.51)
+    verdict = Verdict(arm="a", against="b", word=word, reason="no", ratio=0.5, low=0.49, high=0.51, level=0.99)
     assert words.sentence(verdict).translate(PLAIN) == said
 
 

@@ -97,8 +97,8 @@ def _answer(found: Comparison) -> Iterator[str]:
         yield f'<div class="answer {_CLASSES[verdict.word]}"><p>{escape(words.sentence(verdict))}</p></div>'
     for text in words.troubles(found):
         yield f'<p class="trouble">{escape(text)}</p>'
-    for diagnosis in found.diagnoses.values():
-        yield f"<p>{escape(' '.join(diagnosis.sentences))}</p>"
+    for name, diagnosis in found.diagnoses.items():
+        yield f"<p><strong>{escape(name)}:</strong> {escape(' '.join(diagnosis.sentences))}</p>"
 
 
 def _evidence(found: Comparison, name: str) -> Iterator[str]:

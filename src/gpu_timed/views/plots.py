@@ -175,11 +175,13 @@ def curves(found: Comparison, name: str) -> str:
         for arm in colors:
             times[arm].append(_median_ms(point.comparison, arm))
             ratios[arm].append(_busy_percent(point.comparison, arm))
+    known = not all(math.isnan(height) for heights in ratios.values() for height in heights)
     spread = numeric and min(places) > 0 and max(places) > _LOG_FROM * min(places)
 
     def draw(figure: Any, narrow: bool) -> None:  # noqa: FBT001
-        left, right = figure.subplots(*((2, 1) if narrow else (1, 2)))
-        for axes, lines in ((left, times), (right, ratios)):
+        shown = [(times, "wall time of a call, ms"), (ratios, "busy ratio, %")][: 2 if known else 1]
+        grid = figure.subplots(*((len(shown), 1) if narrow else (1, len(shown))), squeeze=False)
+        for axes, (lines, title) in zip(grid.flat, shown, strict=True):
             for arm, heights in lines.items():
                 if not all(map(math.isnan, heights)):
                     axes.plot(places, heights, "o-", color=colors[arm], label=_short(arm, narrow), markersize=4)
@@ -189,17 +191,22 @@ def curves(found: Comparison, name: str) -> str:
             axes.minorticks_off()
             axes.set_ylim(0, 105 if lines is ratios else None)
             axes.set_xlabel(found.sweep)
+            axes.set_title(title)
             axes.grid(visible=True)
-        left.set_title("wall time of a call, ms")
-        right.set_title("busy ratio, %")
-        left.legend(frameon=False, loc="upper left" if narrow else "best", labelcolor=INK)
+        grid.flat[0].legend(frameon=False, loc="best", labelcolor=INK)
 
     said = "; ".join(
         f"{arm}: " + ", ".join(f"{value} {held:.3g} ms" for value, held in zip(values, heights, strict=True))
         for arm, heights in times.items()
         if not any(map(math.isnan, heights))
     )
-    return _both(name, f"Wall time and busy ratio over {found.sweep}. Wall times: {said}", draw, 3.0, narrow_in=5.2)
+    return _both(
+        name,
+        f"Wall time and busy ratio over {found.sweep}. Wall times: {said}",
+        draw,
+        3.0,
+        narrow_in=5.2 if known else 2.8,
+    )
 
 
 def _stretch(axes: Any, stretch: drawing.Stretch, color: str, *, narrow: bool) -> None:

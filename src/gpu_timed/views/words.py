@@ -91,14 +91,15 @@ def headline(found: Comparison) -> list[str]:
 def sentence(verdict: Verdict) -> str:
     """Return a verdict as a sentence."""
     if verdict.word is None:
-        return f"{verdict.arm}: no verdict. {verdict.reason}".rstrip()
+        return _stopped(f"No verdict on {verdict.arm}: {verdict.reason or 'nobody knows why'}")
     takes = _takes(verdict)
     if verdict.word in ("faster", "slower"):
         return f"{verdict.arm} is {verdict.word} than {verdict.against}{_times(verdict)}: it {takes}."
     if verdict.word == "same":
         return f"{verdict.arm} is as fast as {verdict.against}: it {takes}."
     either = f"It cannot be told whether {verdict.arm} or {verdict.against} is faster"
-    return f"{either}: {verdict.arm} {takes}. {verdict.reason}".rstrip()
+    known = [] if isinstance(verdict.ratio, Missing) else [f"{verdict.arm} {takes}"]
+    return _stopped(f"{either}: " + "; ".join([*known, *([verdict.reason] if verdict.reason else [])]))
 
 
 def rows(found: Comparison) -> Iterator[Row]:
@@ -183,13 +184,17 @@ def agreement(arm: Arm) -> str:
 
 def troubles(found: Comparison) -> Iterator[str]:
     """Return a sentence for each arm that did not run, or not as asked, and for outputs that differ."""
+    said = "".join(headline(found))
     for arm in found.arms:
         if arm.refused:
-            yield f"{arm.name} was not measured: {arm.refused}"
+            if arm.refused.rstrip(".") not in said:
+                yield _stopped(f"{arm.name} was not measured: {arm.refused}")
         elif not arm.honoured and not isinstance(arm.ran, Missing):
-            yield f"{arm.name} ran as {arm.ran}: {arm.reason}"
-        if not isinstance(arm.agreement, Missing) and not arm.agreement.equal:
-            yield f"{arm.name}: {arm.agreement.text}"
+            yield _stopped(f"{arm.name} ran as {arm.ran}: {arm.reason}")
+        if arm.strayed:
+            yield _stopped(f"{arm.name}: {arm.strayed}")
+        if not isinstance(arm.agreement, Missing) and not arm.agreement.equal and arm.agreement.text not in said:
+            yield _stopped(f"{arm.name}: {arm.agreement.text}")
 
 
 def conditions(found: Comparison) -> Iterator[tuple[str, str]]:
@@ -225,14 +230,14 @@ def honesty(found: Comparison) -> list[str]:
     arms = [arm for one in (found, *(point.comparison for point in found.points)) for arm in one.arms]
     profiles = [arm.timeline for arm in arms if not isinstance(arm.timeline, Missing)]
     missing = {
-        arm.timeline.detail or arm.timeline.reason
+        arm.timeline.detail or arm.timeline.reason.replace("_", " ")
         for arm in arms
         if isinstance(arm.timeline, Missing) and arm.timeline != NOT_PROFILED
     }
     said = [TIMES]
     if profiles:
         said += [BUSY, GAPS]
-    said += [f"No kernel records of some arms: {text}" for text in sorted(missing)]
+    said += [_stopped(f"No kernel records of some arms, so no busy time nor gaps: {text}") for text in sorted(missing)]
     said += [note for one in (found, *(point.comparison for point in found.points)) for note in one.notes]
     said += [note for seen in profiles for note in seen.notes]
     return list(dict.fromkeys(said))
@@ -258,7 +263,7 @@ def _never(calls: Missing) -> str:
 
 def _takes(verdict: Verdict) -> str:
     if isinstance(verdict.ratio, Missing):
-        return "has no ratio to it"
+        return "is not held against it"
     said = f"takes {verdict.ratio:.4g} {_TIMES} {verdict.against}'s {verdict.quantity} time"
     if isinstance(verdict.low, Missing) or isinstance(verdict.high, Missing):
         return said
@@ -277,6 +282,10 @@ def _times(verdict: Verdict) -> str:
     if isinstance(verdict.ratio, Missing) or not 0 < verdict.ratio < 1 / _WORTH_TIMES:
         return ""
     return f", {1 / verdict.ratio:.3g} {_TIMES} as fast"
+
+
+def _stopped(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _three(value: float) -> str:
