@@ -276,6 +276,14 @@ class Comparison:
         """What limits the baseline."""
         return self.diagnoses.get(self.baseline)
 
+    @property
+    def exit_code(self) -> int:
+        """What the command line answers: 1 where nothing could be compared, of a sweep at any of its values, else 0."""
+        each = [point.comparison for point in self.points] or [self]
+        return int(
+            any(one.refused or (one.verdicts and all(verdict.word is None for verdict in one.verdicts)) for one in each)
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries and lists, in the shape that ``views/plain.py`` documents."""
         from gpu_timed.views import plain  # noqa: PLC0415 - a view is above what it shows
