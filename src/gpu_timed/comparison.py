@@ -67,7 +67,8 @@ def compare(
         kwargs: Its arguments by name, likewise.
         modes: As :func:`gpu_timed.gpu_timed` takes them; only with a single function.
         baseline: Name of the arm that the others are held against: ``eager``, or the first of several functions.
-        reset: Called before each call, outside of what is timed. Puts back what the function changes.
+        reset: Called before each call, outside of what is timed. Puts back what the function changes. A CUDA Graph of a
+            function that changes host state is refused all the same, unless its mode says so: ``CudaGraph(reset=...)``.
         budget_s: Seconds for the blocks. First calls (compiling!) and the profiled pass take what they take.
         sweep: One keyword and its values, as in ``{"batch": [1, 8, 32]}``: one comparison for each, in ``points``.
         work: What one call has to do, to tell memory-bound from compute-bound; or a function of the call's arguments.
@@ -150,7 +151,7 @@ class _Arms:
 def _contest(made: _Arms, plan: Plan, told: Progress) -> Comparison:
     tracer = current.tracer()
     notes = Notes(current.ledger(), current.modes.cold, current.modes.relaxed)
-    contestants = [Contestant(name, function, mode, notes, plan.reset) for name, function, mode in made.held]
+    contestants = [Contestant(name, function, mode, notes) for name, function, mode in made.held]
     tools = Tools(
         stopwatch=Stopwatch(tracer.locator, tracer.host),
         warmth=tracer.warmth,

@@ -342,6 +342,14 @@ def test_a_device_that_breaks_down_refuses_and_does_not_raise(device: FakeDevice
     assert "CUDA_ERROR" in found.arm("a").refused + found.arm("b").refused
 
 
+def test_what_reset_launches_is_none_of_the_call(device: FakeDevice) -> None:
+    found = compare({"a": kernel(device), "b": kernel(device)}, reset=lambda: device.launch(1_000_000))
+    for arm in found.arms:
+        assert set(arm.samples.wall_ns) == {LAUNCH + WORK}
+        assert set(arm.samples.device_ns) == {LAUNCH + WORK}  # type: ignore[arg-type]
+        assert {call.wall_ns for call in arm.cold.calls} == {LAUNCH + WORK}
+
+
 # -- modes ------------------------------------------------------------------------------------------------
 
 

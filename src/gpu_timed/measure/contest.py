@@ -253,8 +253,10 @@ class Contest:
         return self._watch.time(contestant.call, *self._plan.arguments)
 
     def _prepare(self) -> None:
+        """Put back what the function changes, and wait until that is done."""
         if self._plan.reset is not None:
             self._plan.reset()
+            self._watch.settle()
 
     def _is_as_written(self, lane: Lane) -> bool:
         return lane.contestant.mode in (EAGER.name, "as_given")
@@ -271,7 +273,7 @@ class Contest:
         course = Course(
             stopwatch=watch,
             arguments=plan.arguments,
-            prepare=plan.reset,
+            prepare=None if plan.reset is None else self._prepare,
             state=states.after,
             by_device=plan.by_device,
         )

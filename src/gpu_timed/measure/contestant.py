@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, Final
 
 from gpu_timed.ledger import Ledger
-from gpu_timed.mode_values import EAGER, Compile, CudaGraph, Eager, Mode, Ran
+from gpu_timed.mode_values import EAGER, Compile, Eager, Mode, Ran
 from gpu_timed.modes.compiled import Compiled
 from gpu_timed.modes.graphed import Graphed
 from gpu_timed.modes.launcher import Launcher
@@ -50,7 +49,6 @@ class Contestant:
         function: What is called.
         mode: How; None for a function that is an arm by itself.
         notes: What a launcher tells; not needed for what no launcher runs.
-        reset: Puts the function's state back, which a CUDA Graph has to know of.
     """
 
     def __init__(
@@ -59,7 +57,6 @@ class Contestant:
         function: Callable[..., Any],
         mode: Mode | None,
         notes: Notes | None = None,
-        reset: Callable[[], object] | None = None,
     ) -> None:
         self.name = name
         self.function = function
@@ -67,8 +64,6 @@ class Contestant:
         self._opened = _Opened()
         self._launcher: Launcher | None = None
         self.call: Callable[..., Any] = function
-        if isinstance(mode, CudaGraph) and reset is not None and mode.reset is None:
-            mode = replace(mode, reset=reset)
         if mode is not None and notes is not None and not isinstance(mode, Eager):
             kind: type[Launcher] = Compiled if isinstance(mode, Compile) else Graphed
             self._launcher = launcher = kind(function, Site(name), mode, notes)
