@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gpu_timed.analysis.timeline import summarised, timelines
-from gpu_timed.arms import Comparison, Samples, Verdict
+from gpu_timed.analysis.timeline import HostSpan, summarised, timelines
+from gpu_timed.arms import Comparison, Diagnosis, Point, Samples, Verdict
 from gpu_timed.errors import MissingExtraError
 from gpu_timed.record import Missing
 from gpu_timed.step_timeline import Kernel, StepTimeline
@@ -137,6 +137,7 @@ def test_a_figure_that_no_arm_has_is_left_out_and_a_missing_one_has_its_reason()
     assert rows["kernels a call"] == ("30", "30", "- (not_profiled)")
     assert rows["ran as"] == ("-", "-", "eager, not reduce-overhead")
     assert rows["pays after"][1] == "32 calls"
+    assert rows["outputs"][:2] == ("equal to the bit", "equal (by 0.002)")
     assert rows["waited most for"][1] == "nobody: the gaps are the device's own"
     without = {row.name for row in words.rows(believe.host_only())}
     assert without.isdisjoint({"device", "busy", "kernels a call", "ran as", "pays after"})
@@ -309,26 +310,30 @@ def test_every_drawing_has_a_text_and_two_widths_and_the_pages_colours(html: str
 
 
 def test_names_with_markup_in_them_are_text() -> None:
+    """Wherever a user, a driver or a runtime can put a text: names, reasons, operators, streams, notes, versions."""
     pytest.importorskip("matplotlib")
     evil = believe.EVIL
     held = believe.host_only()
-    arms = tuple(
-        dataclasses.replace(arm, reason=evil, refused=evil if index else "") for index, arm in enumerate(held.arms)
+    seen = believe.profile(30, 0.1, launch_us=20)
+    named = tuple(one._replace(operator=evil, within=evil) for one in seen.operators)
+    arms = (
+        dataclasses.replace(held.arms[0], mode="eager", ran=evil, reason=evil, strayed=evil),
+        dataclasses.replace(held.arms[1], refused=f"1 {evil}", timeline=dataclasses.replace(seen, operators=named)),
     )
-    made = page.html(
-        dataclasses.replace(
-            held,
-            arms=arms,
-            notes=(evil,),
-            stopped=evil,
-            sweep=evil,
-            environment=dataclasses.replace(held.environment, card=evil, versions={evil: evil}),
-        )
+    one = dataclasses.replace(
+        held,
+        arms=arms,
+        notes=(evil,),
+        diagnoses={evil: Diagnosis(bound="unknown", sentences=(evil,))},
+        environment=dataclasses.replace(held.environment, card=evil, versions={evil: evil}),
     )
-    read = parsed(made)
-    assert "script" not in read.tags
-    assert made.count("<script") == 0
-    assert sum(text.count(evil) for text in read.text) >= 6
+    swept = Comparison(name=evil, arms=(), baseline=evil, sweep=evil, points=(Point(evil, one), Point(2, one)))
+    for found in (one, dataclasses.replace(one, refused=evil), swept):
+        made = page.html(found)
+        read = parsed(made)
+        assert "script" not in read.tags
+        assert "<script" not in made
+        assert sum(text.count(evil) for text in read.text) >= 6
 
 
 def test_a_large_comparison_is_a_small_page_and_says_what_was_thinned(tmp_path: Path) -> None:
@@ -400,6 +405,21 @@ def test_the_stretch_holds_a_typical_gap_with_what_is_around_it() -> None:
     assert isinstance(seen.gap_ns, int)
     assert min(abs(gap.duration_ns / seen.gap_ns - 1) for gap in stretch.gaps) < 0.1
     assert seen.operators[0].operator in {gap.operator for gap in stretch.gaps}
+    # Of three operators the one most waited for has the short gaps; the typical one is the longer of the two inside.
+    starts = [0, 20, 40, 62, 150, 170, 190]
+    late = [Kernel(at, at + 10, "k", launch=index + 1) for index, at in enumerate(starts)]
+    calls = [HostSpan(at - 1, at, "call", 0, index + 1) for index, at in enumerate(starts)]
+    around = [HostSpan(at - 2, at + 2, "rare" if at == 150 else "often", 0) for at in starts]
+    (step,) = timelines(late, [(-5, 300)], calls=calls, operators=around)
+    held = summarised([step], "kineto")
+    often = dataclasses.replace(held, operators=held.operators[::-1], gap_ns=12)
+    assert [one.operator for one in often.operators] == ["often", "rare"]
+    chosen = drawing.typical_stretch(often, (1, 1))
+    assert chosen is not None
+    assert [gap.duration_ns for gap in chosen.gaps] == [12]
+    rare = drawing.typical_stretch(dataclasses.replace(held, gap_ns=12), (1, 1))
+    assert rare is not None
+    assert [(gap.duration_ns, gap.operator) for gap in rare.gaps] == [(78, "rare")]
     dense = timelines([Kernel(at, at + 10, "k", launch=1) for at in range(0, 100, 10)], [(0, 100)])
     assert drawing.typical_stretch(summarised(dense, "kineto")) is None
 
