@@ -91,16 +91,13 @@ def compare(
     """
     need_scipy()
     _check(budget_s, outputs, by, tolerance=tolerance, seed=seed, reset=reset)
-    if work is not None:
-        if isinstance(work, str) and work == COUNT:
-            raise ConfigurationError("compare() counts no operations: give work=Work(flops=...).")
-        check_work(work)
+    _check_work(work)
     made = _arms(fn, modes, baseline)
     number = random.SystemRandom().getrandbits(31) if seed is None else seed
 
     def one(told: Progress, **value: Any) -> Comparison:
         positional, named = _arguments(args, kwargs, value)
-        stated = one_work(work(*positional, **named)) if callable(work) else work
+        stated = work if work is None or isinstance(work, Work) else one_work(work(*positional, **named))
         plan = Plan(
             name=made.name,
             baseline=made.baseline,
@@ -217,7 +214,7 @@ def _bare(function: Any) -> Function:
     if not callable(function):
         raise ConfigurationError(f"compare() takes a function, or several by name, not {type(function).__name__}.")
     while is_timed(function):
-        function = function.__wrapped__
+        function = getattr(function, "__wrapped__")  # noqa: B009 - of a function, for type checkers
     if template_for(function) is not _PLAIN:
         raise ConfigurationError(
             "coroutines and generators cannot be compared: give a plain function that runs the part in question."
@@ -270,6 +267,13 @@ def _check(budget_s: Any, outputs: Any, by: Any, *, tolerance: Any, seed: Any, r
         raise ConfigurationError(f"seed must be a whole number, 0 or more, not {seed!r}.")
     if reset is not None and not callable(reset):
         raise ConfigurationError(f"reset must be a function without arguments, not {type(reset).__name__}.")
+
+
+def _check_work(work: Any) -> None:
+    if work == COUNT:
+        raise ConfigurationError("compare() counts no operations: give work=Work(flops=...).")
+    if work is not None:
+        check_work(work)
 
 
 def _nobody(done: int, total: int, text: str) -> None:

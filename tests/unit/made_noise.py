@@ -37,6 +37,19 @@ def made(
     return run
 
 
+def two_speeds(*, slow: float = 100.0, into: float = 0.02, out_of: float = 0.05, spread: float = 0.02) -> Noise:
+    """Return a source that now and then is *slow* times as long for a while, as where threads wait for each other."""
+
+    def run(chance: random.Random) -> Iterator[float]:
+        slowed = False
+        while True:
+            if chance.random() < (out_of if slowed else into):
+                slowed = not slowed
+            yield (slow if slowed else 1.0) * math.exp(chance.gauss(0, spread))
+
+    return run
+
+
 def recorded(times: Sequence[float]) -> Noise:
     """Return a source that begins anywhere in *times*, and goes round."""
 

@@ -171,6 +171,41 @@ def test_settings_that_change_meanwhile_stay(device: FakeDevice) -> None:
     assert not current.tracer().settings.disabled
 
 
+def test_turns_find_their_length_though_calls_were_slow_at_first(device: FakeDevice) -> None:
+    calls = itertools.count()
+
+    def settles() -> float:
+        device.launch(20_000_000 if next(calls) < 20 else WORK)
+        return 1.0
+
+    found = compare({"a": kernel(device), "b": settles}, budget_s=8)
+    samples = found.arm("b").samples
+    assert samples.block.count(0) < 10
+    assert samples.block.count(found.blocks - 1) == found.calls_per_turn["b"] == pytest.approx(100, rel=0.25)
+    assert found.verdict("b").word == "faster"  # without what kernel() takes to launch
+
+
+def test_a_turn_ends_in_time_though_calls_become_slow(device: FakeDevice) -> None:
+    calls = itertools.count()
+
+    def slows() -> float:
+        device.launch(WORK if next(calls) < 500 else 50 * WORK)
+        return 1.0
+
+    found = compare({"a": kernel(device), "b": slows}, budget_s=8)
+    samples = found.arm("b").samples
+    for block in range(found.blocks):
+        assert sum(wall for at, wall in zip(samples.block, samples.wall_ns, strict=True) if at == block) < 60_000_000
+    assert found.verdict("b").word == "slower"
+
+
+def test_a_long_call_is_a_turn_by_itself(device: FakeDevice) -> None:
+    arms = {"a": kernel(device, work_ns=50_000_000), "b": kernel(device, work_ns=55_000_000)}
+    found = compare(arms, budget_s=5)
+    assert set(found.calls_per_turn.values()) == {1}
+    assert words(found) == ["slower"]
+
+
 # -- trust ------------------------------------------------------------------------------------------------
 
 

@@ -66,6 +66,8 @@ def say(found: Interval | None, blocks: int, *, region: float = REGION) -> Said:
         words = f"the difference is {shown}: there is one, and whether it is more than {region:.0%} cannot be told"
     else:
         words = f"the difference is {shown}, which may be none and may be more than {region:.0%}"
+    if more > MOST_BLOCKS:
+        return Said("ambiguous", f"{words}; more time would hardly tell, in this noise")
     return Said("ambiguous", f"{words}; about {more} more blocks would tell", more)
 
 

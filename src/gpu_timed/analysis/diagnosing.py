@@ -14,6 +14,7 @@ from gpu_timed.analysis import throughput
 from gpu_timed.arms import Arm, BreakEven, Diagnosis, Limit, Verdict
 from gpu_timed.peaks import DevicePeaks
 from gpu_timed.record import NOT_SET, Measured, Missing
+from gpu_timed.step_timeline import ProfiledSteps
 from gpu_timed.work import Work
 
 DEVICE: Final = 0.85
@@ -25,6 +26,7 @@ LAUNCHING: Final = 0.7
 _SAME_WORK: Final = frozenset({"eager", "cuda_graph"})
 """Modes that run the same kernels: what one saves on the other is launching."""
 _NEAR_PEAK: Final = 0.6
+_HARDLY: Final = 0.3
 
 
 class Typical(NamedTuple):
@@ -76,7 +78,7 @@ def diagnose(
             f"A CUDA Graph cannot help here: better launching makes it at most {ceiling:.2f} times as fast. "
             "Less work or faster kernels would."
         )
-    elif ratio < LAUNCH and held.launch_ns >= LAUNCHING * wall:
+    elif ratio < LAUNCH and held.launch_ns >= LAUNCHING * wall and not _own_gaps(steps):
         bound = "launch"
         said.append(
             f"Launch-bound: the host launches for {held.launch_ns / wall:.0%} of the time, {steps.kernels:,} kernels a "
@@ -92,6 +94,11 @@ def diagnose(
             f"Mixed: the device is idle for {idle:.0%} of the time, and the host launches for "
             f"{held.launch_ns / wall:.0%} of it. Better launching makes it at most {ceiling:.3g} times as fast."
         )
+        if _own_gaps(steps):
+            said.append(
+                "Most of the gaps are the device's own (starting kernels, waiting for each other): what follows had "
+                "been launched by then, and no faster host would close them."
+            )
     if isinstance(gap, int) and steps.gap_count:
         named = f", most of them before what {operator} launches" if operator else ""
         said.append(f"The typical gap between kernels is {_time(gap)}{named} ({steps.gap_count:,} gaps a call).")
@@ -106,6 +113,12 @@ def diagnose(
         typical_operator=operator or Missing("unknown"),
         ceiling=ceiling,
     )
+
+
+def _own_gaps(steps: ProfiledSteps) -> bool:
+    """Return whether the device hardly waited for the host between its kernels, as far as that is known."""
+    late = steps.late_ns
+    return isinstance(late, int) and steps.idle_ns > 0 and late < _HARDLY * steps.idle_ns
 
 
 def _from_marks(

@@ -23,6 +23,10 @@ from gpu_timed.record import Missing
 TURN_NS: Final = 20_000_000
 """How long a turn is to last: long beside what changing arms disturbs, short beside what drifts."""
 MOST_CALLS: Final = 500
+_NEAR: Final = 1.25
+"""A turn that lasts by up to this factor longer or shorter than it is to has the right number of calls."""
+_LONGEST: Final = 2
+"""After this many times what a turn is to last it ends, whatever calls are left of it."""
 FEW_CALLS: Final = 3
 """Calls of a turn, from which on the first one, which finds the caches as another arm left them, is not counted."""
 
@@ -87,7 +91,7 @@ class Course:
         return self.stopwatch.time(lane.contestant.call, *self.arguments)
 
     def pace(self, lane: Lane, turn_ns: int = TURN_NS) -> int:
-        """Find out how many calls of *lane* make a turn; returns how long one is, in nanoseconds, all told."""
+        """Find out how many calls of *lane* make a turn, to begin with; returns how long one is at the least, in ns."""
         now = self.stopwatch.host.now_ns
         each: list[int] = []
         began = now()
@@ -95,9 +99,9 @@ class Course:
             before = now()
             self.time(lane)
             each.append(max(1, now() - before))
-        one = round(statistics.median(each))
-        lane.calls = max(1, min(MOST_CALLS, round(turn_ns / one)))
-        return one * (lane.calls + (lane.calls >= FEW_CALLS))
+        lane.calls = max(1, min(MOST_CALLS, round(turn_ns / statistics.median(each))))
+        shortest = min(each)
+        return max(shortest, min(turn_ns, MOST_CALLS * shortest))
 
 
 def run(
@@ -169,14 +173,26 @@ def _block(running: Sequence[Lane], course: Course, chance: random.Random, block
 
 
 def _turn(lane: Lane, course: Course) -> list[Took]:
-    before = lane.contestant.ran
+    before, now = lane.contestant.ran, course.stopwatch.host.now_ns
+    began = now()
     if lane.calls >= FEW_CALLS:
         course.time(lane)
-    took = [course.time(lane)._replace(result=None) for _ in range(lane.calls)]
+    took: list[Took] = []
+    while len(took) < lane.calls and (not took or now() - began < _LONGEST * TURN_NS):
+        took.append(course.time(lane)._replace(result=None))
     after = lane.contestant.ran
     if after.mode != before.mode and not lane.strayed:
         lane.strayed = f"it ran as {after.mode} after a while: {after.reason or 'nobody knows why'}"
+    lane.calls = _calls(len(took), now() - began)
     return took
+
+
+def _calls(calls: int, turn_ns: int) -> int:
+    """Return how many calls the next turn is to have, where the last one had *calls* and took *turn_ns*."""
+    off = TURN_NS / max(1, turn_ns)
+    if 1 / _NEAR < off < _NEAR:
+        return calls
+    return max(1, min(MOST_CALLS, round(calls * max(0.5, min(2.0, off)))))
 
 
 @contextlib.contextmanager
