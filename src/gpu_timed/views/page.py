@@ -55,7 +55,7 @@ def html(found: Comparison) -> str:
         MissingExtraError: matplotlib is not installed.
     """
     plots.load()
-    skeleton = Template(resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    skeleton = Template(resources.files("gpu_timed.views").joinpath("page.html").read_text(encoding="utf-8"))
     card = found.environment.card
     return skeleton.substitute(
         version=escape(VERSION),

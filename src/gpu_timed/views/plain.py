@@ -61,8 +61,8 @@ def _plain(value: Any) -> Any:
         return _fields(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(held) for key, held in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {key: _plain(held) for key, held in value._asdict().items()}
+    if (as_dict := getattr(value, "_asdict", None)) is not None:  # a named tuple
+        return {key: _plain(held) for key, held in as_dict().items()}
     if isinstance(value, (tuple, list)):
         return [_plain(held) for held in value]
     return repr(value)  # a swept value of the user's own
