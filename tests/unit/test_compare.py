@@ -314,14 +314,13 @@ def test_random_numbers_are_set_alike_and_put_back(device: FakeDevice) -> None:
         random.random()
         return step()
 
-    random.seed(5)
-    expected = random.random()
-    random.seed(5)
     found = compare({"a": step, "b": step, "c": draws_more})
     assert words(found) == ["same", None]
     assert "draws random numbers" in found.verdict("c").reason
-    # The timed calls are the user's, and draw; the calls that only check do not move the sequence.
     random.seed(5)
+    expected = random.random()
+    random.seed(5)
+    compare({"a": kernel(device), "b": kernel(device)})  # which draw none: nobody else's sequence moves
     assert random.random() == expected
 
 
@@ -505,6 +504,32 @@ def test_time_is_kept(device: FakeDevice) -> None:
     assert 0.4e9 < device.host_clock.now_ns() - began < 0.8e9
     assert words(found) == ["ambiguous"]
     assert "more blocks" in found.verdicts[0].reason
+
+
+def test_time_is_kept_though_calls_become_slow(device: FakeDevice) -> None:
+    chance, calls = random.Random(3), itertools.count()
+
+    def slows() -> float:
+        device.launch(round((1 if next(calls) < 100 else 20) * WORK * chance.uniform(0.5, 2)))
+        return 1.0
+
+    began = device.host_clock.now_ns()
+    found = compare({"a": slows, "b": slows}, budget_s=1, reset=int)
+    assert device.host_clock.now_ns() - began < 1.5e9
+    assert "budget_s" in found.stopped
+
+
+def test_our_own_wrapper_is_taken_off(device: FakeDevice) -> None:
+    asked: list[int] = []
+
+    @gpu_timed(mode=lambda: asked.append(1))
+    def step() -> None:
+        device.launch(WORK)
+
+    found = compare(step, modes=("eager",))
+    assert found.name == "step"
+    assert found.arm("eager").samples.wall_ns
+    assert not asked
 
 
 def test_without_a_device_wall_and_launch_are_there(device: FakeDevice) -> None:
