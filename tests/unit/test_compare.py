@@ -6,10 +6,12 @@ import gc
 import itertools
 import logging
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from make_believe_nvml import FakeNvml
 
 from gpu_timed import ConfigurationError, CudaGraph, Missing, Work, compare, configure, current, flush, gpu_timed
 from gpu_timed.analysis.deciding import FIRST_LOOK
@@ -384,6 +386,39 @@ def test_what_reset_launches_is_none_of_the_call(device: FakeDevice) -> None:
         assert {call.wall_ns for call in arm.cold.calls} == {LAUNCH + WORK}
 
 
+# -- circumstances ----------------------------------------------------------------------------------------
+
+
+def test_clocks_are_read_after_each_turn(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml({"GPU-fake-0": 1980})
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    found = compare({"a": kernel(device), "b": kernel(device)})
+    assert found.environment.sm_clock_mhz == (1980, 1980)
+    assert [turn.sm_clock_mhz for turn in found.arm("a").turns] == [1980] * found.blocks
+    assert words(found) == ["same"]
+    assert nvml.open == 0
+
+
+def test_an_arm_that_was_held_down_gets_no_verdict(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml({"GPU-fake-0": 1980})
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+
+    def hot(x: float = 1.0) -> float:
+        nvml.reasons["GPU-fake-0"] = 0x040
+        device.launch(2 * WORK)
+        return x
+
+    def cool(x: float = 1.0) -> float:
+        nvml.reasons["GPU-fake-0"] = 0
+        device.launch(WORK)
+        return x
+
+    found = compare({"a": cool, "b": hot})
+    assert words(found) == [None]
+    assert "held the clocks down in 100% of its turns, and in 0% of the other's" in found.verdicts[0].reason
+    assert found.environment.throttle == ("hw_thermal_slowdown",)
+
+
 # -- modes ------------------------------------------------------------------------------------------------
 
 
@@ -503,7 +538,7 @@ def test_time_is_kept(device: FakeDevice) -> None:
     found = compare({"a": noisy, "b": noisy}, budget_s=0.5, reset=int)
     assert 0.4e9 < device.host_clock.now_ns() - began < 0.8e9
     assert words(found) == ["ambiguous"]
-    assert "more blocks" in found.verdicts[0].reason
+    assert "which may be none and may be more than 1%" in found.verdicts[0].reason
 
 
 def test_time_is_kept_though_calls_become_slow(device: FakeDevice) -> None:

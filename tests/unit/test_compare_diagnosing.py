@@ -81,6 +81,12 @@ def test_device_bound() -> None:
     assert "at most 1.03 times" in said(found)
 
 
+def test_what_is_a_graph_already_is_not_told_to_become_one() -> None:
+    words = said(diagnose(arm("cuda_graph", wall_ns=10 * MS, launch_ns=1 * MS, busy_ns=9_700 * US)))
+    assert "already" in words
+    assert "cannot help" not in words
+
+
 @pytest.mark.parametrize(("busy_ns", "launch_ns"), [(7 * MS, 9 * MS), (3 * MS, 2 * MS)])
 def test_mixed(busy_ns: int, launch_ns: int) -> None:
     """Either it is in between, or the device waits for something else than launches."""
