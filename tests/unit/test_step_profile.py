@@ -137,13 +137,21 @@ def test_a_trace_that_torch_writes_itself_is_understood() -> None:
     assert inner.thread == outer.thread
 
 
-def test_what_the_call_raises_is_raised_and_the_profiler_is_free_again() -> None:
+def test_what_the_call_raises_is_raised_and_the_profiler_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[str] = []
+
+    class Profiler(torch.profiler.profile):  # type: ignore[misc, name-defined]
+        def stop(self) -> None:
+            super().stop()
+            stopped.append("stopped")
+
     def call() -> None:
         raise KeyError("mine")
 
-    for _ in range(2):
-        with pytest.raises(KeyError, match="mine"):
-            torch_profile.recorded(call, CPU, lambda: None, steps=1)
+    monkeypatch.setattr(torch.profiler, "profile", Profiler)
+    with pytest.raises(KeyError, match="mine"):
+        torch_profile.recorded(call, CPU, lambda: None, steps=1)
+    assert stopped == ["stopped"]
     assert gc.isenabled()
     assert isinstance(torch_profile.recorded(lambda: None, CPU, lambda: None, steps=1), bytes)
 
