@@ -6,10 +6,12 @@ import gc
 import itertools
 import logging
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from make_believe_nvml import FakeNvml
 
 from gpu_timed import ConfigurationError, CudaGraph, Missing, Work, compare, configure, current, flush, gpu_timed
 from gpu_timed.analysis.deciding import FIRST_LOOK
@@ -314,14 +316,13 @@ def test_random_numbers_are_set_alike_and_put_back(device: FakeDevice) -> None:
         random.random()
         return step()
 
-    random.seed(5)
-    expected = random.random()
-    random.seed(5)
     found = compare({"a": step, "b": step, "c": draws_more})
     assert words(found) == ["same", None]
     assert "draws random numbers" in found.verdict("c").reason
-    # The timed calls are the user's, and draw; the calls that only check do not move the sequence.
     random.seed(5)
+    expected = random.random()
+    random.seed(5)
+    compare({"a": kernel(device), "b": kernel(device)})  # which draw none: nobody else's sequence moves
     assert random.random() == expected
 
 
@@ -383,6 +384,39 @@ def test_what_reset_launches_is_none_of_the_call(device: FakeDevice) -> None:
         assert set(arm.samples.wall_ns) == {LAUNCH + WORK}
         assert set(arm.samples.device_ns) == {LAUNCH + WORK}  # type: ignore[arg-type]
         assert {call.wall_ns for call in arm.cold.calls} == {LAUNCH + WORK}
+
+
+# -- circumstances ----------------------------------------------------------------------------------------
+
+
+def test_clocks_are_read_after_each_turn(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml({"GPU-fake-0": 1980})
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    found = compare({"a": kernel(device), "b": kernel(device)})
+    assert found.environment.sm_clock_mhz == (1980, 1980)
+    assert [turn.sm_clock_mhz for turn in found.arm("a").turns] == [1980] * found.blocks
+    assert words(found) == ["same"]
+    assert nvml.open == 0
+
+
+def test_an_arm_that_was_held_down_gets_no_verdict(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml({"GPU-fake-0": 1980})
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+
+    def hot(x: float = 1.0) -> float:
+        nvml.reasons["GPU-fake-0"] = 0x040
+        device.launch(2 * WORK)
+        return x
+
+    def cool(x: float = 1.0) -> float:
+        nvml.reasons["GPU-fake-0"] = 0
+        device.launch(WORK)
+        return x
+
+    found = compare({"a": cool, "b": hot})
+    assert words(found) == [None]
+    assert "held the clocks down in 100% of its turns, and in 0% of the other's" in found.verdicts[0].reason
+    assert found.environment.throttle == ("hw_thermal_slowdown",)
 
 
 # -- modes ------------------------------------------------------------------------------------------------
@@ -504,7 +538,33 @@ def test_time_is_kept(device: FakeDevice) -> None:
     found = compare({"a": noisy, "b": noisy}, budget_s=0.5, reset=int)
     assert 0.4e9 < device.host_clock.now_ns() - began < 0.8e9
     assert words(found) == ["ambiguous"]
-    assert "more blocks" in found.verdicts[0].reason
+    assert "which may be none and may be more than 1%" in found.verdicts[0].reason
+
+
+def test_time_is_kept_though_calls_become_slow(device: FakeDevice) -> None:
+    chance, calls = random.Random(3), itertools.count()
+
+    def slows() -> float:
+        device.launch(round((1 if next(calls) < 100 else 20) * WORK * chance.uniform(0.5, 2)))
+        return 1.0
+
+    began = device.host_clock.now_ns()
+    found = compare({"a": slows, "b": slows}, budget_s=1, reset=int)
+    assert device.host_clock.now_ns() - began < 1.5e9
+    assert "budget_s" in found.stopped
+
+
+def test_our_own_wrapper_is_taken_off(device: FakeDevice) -> None:
+    asked: list[int] = []
+
+    @gpu_timed(mode=lambda: asked.append(1))
+    def step() -> None:
+        device.launch(WORK)
+
+    found = compare(step, modes=("eager",))
+    assert found.name == "step"
+    assert found.arm("eager").samples.wall_ns
+    assert not asked
 
 
 def test_without_a_device_wall_and_launch_are_there(device: FakeDevice) -> None:

@@ -81,6 +81,12 @@ def test_device_bound() -> None:
     assert "at most 1.03 times" in said(found)
 
 
+def test_what_is_a_graph_already_is_not_told_to_become_one() -> None:
+    words = said(diagnose(arm("cuda_graph", wall_ns=10 * MS, launch_ns=1 * MS, busy_ns=9_700 * US)))
+    assert "already" in words
+    assert "cannot help" not in words
+
+
 @pytest.mark.parametrize(("busy_ns", "launch_ns"), [(7 * MS, 9 * MS), (3 * MS, 2 * MS)])
 def test_mixed(busy_ns: int, launch_ns: int) -> None:
     """Either it is in between, or the device waits for something else than launches."""
@@ -188,22 +194,43 @@ def turns(*clocks: Any, slowed: Any = False) -> list[Turn]:
 
 def test_clocks_apart_are_unlike() -> None:
     mine, other = turns(1980, 1965, 1980, 1980), turns(1980, 1980, 1965, 1980)
-    assert unlike(mine, other) == ""
-    assert "1,200 MHz in its turns, and 1,980 MHz" in unlike(turns(1200, 1215, 1200, 1200), other)
+    assert unlike(mine, other).text == ""
+    found = unlike(turns(1200, 1215, 1200, 1200), other)
+    assert "1,200 MHz in its turns, and 1,980 MHz" in found.text
+    assert found.handicapped == "mine"
+    assert unlike(other, turns(1200, 1215, 1200, 1200)).handicapped == "other"
     # As far apart as each is by itself: noise.
-    assert unlike(turns(1200, 1500, 1900, 1300, 1800), turns(1900, 1400, 1980, 1700, 1250)) == ""
+    assert unlike(turns(1200, 1500, 1900, 1300, 1800), turns(1900, 1400, 1980, 1700, 1250)).text == ""
     gone = Missing("no_nvml")
-    assert unlike(turns(gone, gone, gone, gone), other) == ""
-    assert unlike(turns(1200, 1200), turns(1980, 1980)) == ""  # too few to tell
+    assert unlike(turns(gone, gone, gone, gone), other).text == ""
+    assert unlike(turns(1200, 1200), turns(1980, 1980)).text == ""  # too few to tell
 
 
 def test_a_throttle_that_hit_one_arm_is_unlike() -> None:
     slow, free = turns(1980, 1980, 1980, 1980, slowed=True), turns(1980, 1980, 1980, 1980)
-    assert "held the clocks down in 100% of its turns, and in 0% of the other's" in unlike(slow, free)
-    assert unlike(slow, slow) == ""
-    assert unlike(slow, turns(*[1980] * 4, slowed=Missing("no_nvml"))) == ""
+    found = unlike(slow, free)
+    assert "held the clocks down in 100% of its turns, and in 0% of the other's" in found.text
+    assert found.handicapped == "mine"
+    assert unlike(slow, slow).text == ""
+    assert unlike(slow, turns(*[1980] * 4, slowed=Missing("no_nvml"))).text == ""
     most = [*free, *free, *free, *slow[:1]]
-    assert unlike(most, free) == ""
+    assert unlike(most, free).text == ""
+
+
+def test_who_is_faster_with_the_worse_of_it_is_faster() -> None:
+    slow, free = tuple(turns(*[1980] * 4, slowed=True)), tuple(turns(*[1980] * 4))
+    base, mine = arm(), arm("compile")
+
+    def found(factor: float, its: Any, others: Any) -> Verdict:
+        decider = decided("compile", factor=factor)
+        return conclude(replace(mine, turns=its), replace(base, turns=others), decider, quantity="wall")
+
+    assert found(0.5, slow, free).word == "faster"
+    assert "although heat, power or a brake" in found(0.5, slow, free).reason
+    assert found(2.0, free, slow).word == "slower"
+    for factor, its, others in ((0.5, free, slow), (2.0, slow, free), (1.0, slow, free), (1.0, free, slow)):
+        assert found(factor, its, others).word is None
+        assert found(factor, its, others).reason.startswith("heat, power or a brake")
 
 
 # -- no verdict -----------------------------------------------------------------------------------------------
@@ -238,8 +265,5 @@ def test_a_verdict_and_none() -> None:
     assert why(replace(mine, agreement=differs)) == "its outputs differ: [0]: far"
     assert "draws random numbers" in why(replace(mine, agreement=differs), draws=True)
     assert "outputs of eager did not stay the same" in why(base=replace(base, agreement=differs))
-    assert "held the clocks down" in why(
-        replace(mine, turns=tuple(turns(*[1980] * 4, slowed=True))), base=replace(base, turns=tuple(turns(*[1980] * 4)))
-    )
     assert conclude(replace(mine, agreement=differs), base, decider, quantity="wall", compared=False).word == "slower"
     assert conclude(mine, base, None, quantity="wall").reason == "nothing was measured"

@@ -13,6 +13,9 @@ _DRAWS: Final = (
     "; it draws random numbers, which modes may draw in another order: outputs='ignore' says not to compare them"
 )
 
+_ALL_THE_SAME: Final = {("faster", "mine"), ("slower", "other")}
+"""Words that stand though circumstances differed: the one that had the worse was the faster."""
+
 
 def conclude(
     arm: Arm, baseline: Arm, decider: Decider | None, *, quantity: Quantity, draws: bool = False, compared: bool = True
@@ -33,6 +36,12 @@ def conclude(
         return Verdict(arm=arm.name, against=baseline.name, word=None, reason=why_not, quantity=quantity)
     found = decider.interval(arm.name) if _measured(arm) and _measured(baseline) else None
     said = decider.say(arm.name) if not why_not else None
+    if said is not None:
+        apart = unlike(arm.turns, baseline.turns)
+        if apart.text and (said.word, apart.handicapped) in _ALL_THE_SAME:
+            said = said._replace(reason=f"{said.reason}, although {apart.text}")
+        elif apart.text:
+            said, why_not = None, apart.text
     return Verdict(
         arm=arm.name,
         against=baseline.name,
@@ -67,4 +76,4 @@ def _why_not(arm: Arm, baseline: Arm, *, draws: bool, compared: bool) -> str:
         return f"the outputs of {baseline.name} did not stay the same: {baseline.agreement.text}"
     if compared and not isinstance(arm.agreement, Missing) and not arm.agreement.equal:
         return f"its outputs differ: {arm.agreement.text}{_DRAWS if draws else ''}"
-    return unlike(arm.turns, baseline.turns)
+    return ""

@@ -25,6 +25,8 @@ LAUNCHING: Final = 0.7
 """Part of the wall time that the host launches, from which on it is held to be what the device waits for."""
 _SAME_WORK: Final = frozenset({"eager", "cuda_graph"})
 """Modes that run the same kernels: what one saves on the other is launching."""
+_GRAPHS: Final = frozenset({"cuda_graph", "reduce-overhead", "max-autotune"})
+_GRAPHED: Final = "It is launched as a graph already"
 _NEAR_PEAK: Final = 0.6
 _HARDLY: Final = 0.3
 
@@ -75,8 +77,8 @@ def diagnose(
         bound = "device"
         said.append("Device-bound: the device hardly waits for the host.")
         said.append(
-            f"A CUDA Graph cannot help here: better launching makes it at most {ceiling:.2f} times as fast. "
-            "Less work or faster kernels would."
+            f"{_GRAPHED if arm.ran in _GRAPHS else 'A CUDA Graph cannot help here'}: better launching makes it at most "
+            f"{ceiling:.2f} times as fast. Less work or faster kernels would."
         )
     elif ratio < LAUNCH and held.launch_ns >= LAUNCHING * wall and not _own_gaps(steps):
         bound = "launch"

@@ -176,19 +176,17 @@ class Contest:
     def _ready(self, lane: Lane) -> str:
         """Warm *lane* up, and compare what it gives; returns why it cannot take part."""
         contestant, plan = lane.contestant, self._plan
+        if not self._is_as_written(lane) and (why_not := self._known(contestant).why_not):
+            return why_not
         before = _held_memory()
-        if self._is_as_written(lane):
-            self._cold[lane.name] = self._warm(contestant)
-        steady = self._known(contestant)
-        if steady.why_not:
-            return steady.why_not
-        if not self._is_as_written(lane):
-            self._cold[lane.name] = self._warm(contestant)
+        self._cold[lane.name] = self._warm(contestant)
         after = _held_memory()
-        self._watch.look()
         self._memory[lane.name] = (
             max(0, after - before) if isinstance(before, int) and isinstance(after, int) else after
         )
+        self._watch.look()
+        if why_not := self._known(contestant).why_not:
+            return why_not
         cold = self._cold[lane.name]
         if not cold.settled:
             self._notes.append(f"{lane.name}: {cold.reason}.")
