@@ -1,6 +1,6 @@
 """Is a decode step launch-bound, and what pays? Measured by hand, and by ``compare``, side by side.
 
-    python tests/perf/lesson4.py [--batches 1,8,32] [--budget 12] [--steps 40] [--json FILE]
+    python tests/perf/lesson4.py [--batches 1,8,32] [--budget 12] [--steps 40] [--json FILE] [--keep FOLDER]
 
 Needs a CUDA device, torch and transformers. One decode step of TinyLlama-1.1B's shape (random fp16 weights, static
 cache), eager, as a CUDA Graph, and by ``torch.compile(mode="reduce-overhead")``.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -174,7 +175,7 @@ def profiled(call: Callable[[], Any], reset: Callable[[], None]) -> dict[str, An
     return found
 
 
-def ours(decode: Decode, budget_s: float) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+def ours(decode: Decode, budget_s: float, keep: Path | None) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Return the same figures by ``compare``, and what else it said."""
     from gpu_timed import CudaGraph, compare
 
@@ -185,6 +186,9 @@ def ours(decode: Decode, budget_s: float) -> tuple[dict[str, dict[str, Any]], di
         reset=decode.reset,
         budget_s=budget_s,
     )
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        (keep / f"batch-{decode.token.shape[0]}.pickle").write_bytes(pickle.dumps(compared))
     found: dict[str, dict[str, Any]] = {}
     for arm in compared.arms:
         if not len(arm.samples):
@@ -212,7 +216,7 @@ def ours(decode: Decode, budget_s: float) -> tuple[dict[str, dict[str, Any]], di
     return found, said
 
 
-def one_batch(batch: int, steps: int, budget_s: float, *, comparing: bool) -> dict[str, Any]:
+def one_batch(batch: int, steps: int, budget_s: float, keep: Path | None, *, comparing: bool) -> dict[str, Any]:
     """Measure one batch size in this process."""
     import torch
 
@@ -235,7 +239,7 @@ def one_batch(batch: int, steps: int, budget_s: float, *, comparing: bool) -> di
     kept = {arm: median(walls[arm]) for arm in ARMS}
     if comparing:
         began = time.perf_counter()
-        mine, said = ours(decode, budget_s)
+        mine, said = ours(decode, budget_s, keep)
         took["compare_s"] = time.perf_counter() - began
     began = time.perf_counter()
     hand: dict[str, dict[str, Any]] = {}
@@ -283,10 +287,11 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=12.0, help="seconds that compare may measure, a batch size")
     parser.add_argument("--no-compare", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", type=Path, help="folder for what compare found, pickled: to_html() elsewhere")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
-        found = one_batch(options.one, options.steps, options.budget, comparing=not options.no_compare)
+        found = one_batch(options.one, options.steps, options.budget, options.keep, comparing=not options.no_compare)
         print(RESULT + json.dumps(found, default=str))
         return
     everything = []
@@ -294,6 +299,7 @@ def main() -> None:
         began = time.perf_counter()
         command = [sys.executable, __file__, "--one", batch, "--steps", str(options.steps)]
         command += ["--budget", str(options.budget), *(["--no-compare"] if options.no_compare else [])]
+        command += ["--keep", str(options.keep)] if options.keep else []
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         lines = [line for line in done.stdout.splitlines() if line.startswith(RESULT)]
         if not lines:
