@@ -524,7 +524,32 @@ def test_work_on_other_streams_is_waited_for(device: FakeDevice) -> None:
 
     found = compare({"a": elsewhere, "b": kernel(device)})
     assert set(found.arm("a").samples.wall_ns) == {WORK}
+    assert set(found.arm("b").samples.wall_ns) == {LAUNCH + WORK}
     assert any("other streams" in note for note in found.notes)
+
+
+def test_outputs_are_looked_at_once_they_are_there(device: FakeDevice) -> None:
+    class Result:
+        dtype = shape = None
+
+        def __init__(self, value: float) -> None:
+            self.value, self.ready_ns = value, device.host_clock.now_ns() + WORK
+
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            return numpy.array(self.value if device.host_clock.now_ns() >= self.ready_ns else -1.0)
+
+    def on_another_stream() -> Result:
+        with device.use(stream=7):
+            device.launch(WORK)
+        return Result(3.0)
+
+    def here() -> Result:
+        device.launch(WORK)
+        return Result(3.0)
+
+    numpy = pytest.importorskip("numpy")
+    found = compare({"a": here, "b": on_another_stream})
+    assert found.arm("b").agreement.equal, found.arm("b").agreement  # type: ignore[union-attr]
 
 
 def test_time_is_kept(device: FakeDevice) -> None:

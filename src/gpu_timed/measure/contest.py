@@ -6,7 +6,7 @@ import functools
 import importlib
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -209,7 +209,7 @@ class Contest:
             positional, named = plan.arguments
             found = check(
                 function,
-                lambda *args, **kwargs: self._watch.time(function, args, kwargs).result,
+                lambda *args, **kwargs: self._finished(function, args, kwargs),
                 positional,
                 named,
                 reset=plan.reset,
@@ -233,11 +233,17 @@ class Contest:
         with seeds.kept():
             self._prepare()
             seeds.seed(plan.seed)
-            result = self._watch.time(lane.contestant.call, *plan.arguments).result
+            result = self._finished(lane.contestant.call, *plan.arguments)
             found = outputs.agreement(base.expected, result, plan.tolerance)
         before = self._agreed.get(lane.name)
         if before is None or before.equal:
             self._agreed[lane.name] = found
+
+    def _finished(self, call: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Return what a call gives once it is there, on whatever stream it is made."""
+        result = self._watch.time(call, arguments, named).result
+        self._watch.settle()
+        return result
 
     def _elsewhere(self, lane: Lane) -> bool:
         self._prepare()
