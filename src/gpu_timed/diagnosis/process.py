@@ -153,6 +153,7 @@ INTERNAL: Final = frozenset(
             "probe_attach",
             "probe_detach",
             "vitals",
+            "memory",
             "counting",
             "mode",
         ),
