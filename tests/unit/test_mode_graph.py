@@ -15,7 +15,7 @@ from gpu_timed.testing import capture
 torch = pytest.importorskip("torch")
 from make_believe_graphs import Device  # noqa: E402 - needs torch
 
-from gpu_timed.modes import graphed, torch_graphs  # noqa: E402
+from gpu_timed.modes import graphed, host_state, torch_graphs, torch_values  # noqa: E402
 from gpu_timed.modes.capturing import Captured  # noqa: E402
 from gpu_timed.modes.launcher import Passing  # noqa: E402
 
@@ -348,9 +348,11 @@ def test_objects_among_the_arguments_are_not_kept_alive(graphs: Device) -> None:
 
 def test_nesting_is_part_of_the_signature(graphs: Device) -> None:
     f = gpu_timed(lambda a: a[0] + 1, name="f", mode=GRAPH)
-    for _ in range(4):
-        assert f(x()).item() == 2.0
-        assert f([x()]).tolist() == [2.0, 3.0]
+    with capture() as records:
+        for _ in range(4):
+            assert f(x()).item() == 2.0
+            assert f([x()]).tolist() == [2.0, 3.0]
+    assert modes(records)[4:] == ["cuda_graph"] * 4
 
 
 def test_what_is_made_inside_can_be_freed_inside(graphs: Device) -> None:
@@ -374,8 +376,6 @@ def test_what_is_made_inside_can_be_freed_inside(graphs: Device) -> None:
 def test_an_object_that_came_to_have_the_identity_of_another_is_another(
     graphs: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpu_timed.modes import torch_values
-
     class Held:
         pass
 
@@ -776,8 +776,6 @@ def test_threads_replay_one_graph_and_get_their_own_outputs(graphs: Device) -> N
 
 
 def test_a_fault_of_ours_is_counted_and_not_felt(graphs: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpu_timed.modes import host_state, torch_values
-
     f = gpu_timed(name="f", mode=GRAPH)(lambda a: a + 1)
     for where, name in ((torch_values, "take"), (host_state, "Snapshot"), (torch_values, "apart")):
         with monkeypatch.context() as patch:
@@ -786,6 +784,40 @@ def test_a_fault_of_ours_is_counted_and_not_felt(graphs: Device, monkeypatch: py
                 assert f(torch.zeros(len(name))).sum().item() == len(name)
             assert records[0].mode == "eager"
             assert "ZeroDivisionError" in records[0].mode_reason
+
+
+def test_guards_look_at_every_kind_of_place() -> None:
+    class Holder:
+        count, weight = 1, None
+
+    held = Holder()
+    held.count, held.weight, held.parts = 1000, torch.ones(2), [1, torch.ones(1)]
+    number = 3
+
+    def function(a: Any) -> Any:
+        return a * number + held.weight + held.parts[1] * held.count
+
+    guards = host_state.Snapshot(function, [], torch.is_tensor).guards()
+    assert not guards.stale()
+    held.count = int("1000")
+    assert not guards.stale()
+
+    def changed(change: Any, back: Any) -> bool:
+        change()
+        found = guards.stale()
+        back()
+        assert not guards.stale()
+        return found
+
+    weight, memory = held.weight, held.weight.data
+    assert changed(lambda: setattr(held, "count", 2), lambda: setattr(held, "count", 1000))
+    assert changed(lambda: setattr(held, "count", 1000.0), lambda: setattr(held, "count", 1000))
+    assert changed(lambda: setattr(held, "weight", weight.clone()), lambda: setattr(held, "weight", weight))
+    assert changed(lambda: setattr(weight, "data", torch.ones(2)), lambda: setattr(weight, "data", memory))
+    assert changed(lambda: delattr(held, "count"), lambda: setattr(held, "count", 1000))
+    assert changed(lambda: held.parts.insert(0, 5), lambda: held.parts.pop(0))
+    number = 4
+    assert guards.stale()
 
 
 def test_without_proof_calls_run_eagerly_and_say_so(graphs: Device, monkeypatch: pytest.MonkeyPatch) -> None:

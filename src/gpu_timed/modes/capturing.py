@@ -26,7 +26,7 @@ class Captured:
         #: How each output is made of the graph's: ``(kind, what)``; and how they are nested.
         self.plan: list[tuple[str, Any]] = []
         self.spec: Any = None
-        self.guards: list[tuple[Any, Any, Any]] = []
+        self.guards = host_state.Guards([])
         #: What the graph knows the addresses of and does not own.
         self.keep = keep
         self.replays = 0

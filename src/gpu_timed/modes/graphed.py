@@ -68,7 +68,7 @@ class _Signature:
     @property
     def gone(self) -> bool:
         """Whether something it knows by identity is no more, so that another thing may have that identity."""
-        return any(named() is None for named in self._named)
+        return bool(self._named) and any(named() is None for named in self._named)
 
 
 class Graphed(Launcher):
@@ -186,7 +186,7 @@ class Graphed(Launcher):
     def _fitting(self, known: _Signature) -> Captured | None:
         """Return the graph if it is still that of the function; else let it go, to be captured anew."""
         captured = known.captured
-        if captured is not None and host_state.stale(captured.guards):
+        if captured is not None and captured.guards.stale():
             known.again += 1
             self._let_go(known)
             return None
