@@ -60,7 +60,7 @@ class Settings:
     """Spans that may wait for the device at once; beyond it calls are exported without a device time."""
     max_queue: int = 100_000
     """Finished spans that may wait for their sinks; beyond it they are dropped and counted."""
-    poll_ms: float = 20.0
+    poll_ms: float = 250.0
     """Milliseconds between two looks at pending marks."""
     exit_timeout_s: float = 5.0
     """Seconds the end of the process may take to resolve and hand over what is left."""
