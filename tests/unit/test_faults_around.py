@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import itertools
 import logging
 import pickle
-import itertools
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -150,31 +150,26 @@ def told(kind: str) -> bool:
 # -- what a journey passes ---------------------------------------------------------------------------------
 
 STRUCK: dict[str, tuple[Any, str, set[str]]] = {
-    # imports
     "finding the module": (importlib.util, "find_spec", set()),
     "standing between": (sys.modules["gpu_timed.imports"], "_Between", {"import_hook"}),
     "watch.executed": (ImportWatch, "executed", {"import_hook"}),
     "watch.when_imported": (ImportWatch, "when_imported", {"start", "target_refused"}),
     "a reaction": (ImportWatch, "_react", {"import_hook"}),
-    # targets
     "attempt.on_module": (targets._Attempt, "on_module", {"import_hook"}),
     "attempt.replace": (targets._Attempt, "_replace", {"target_refused"}),
     "attempt.timed": (targets._Attempt, "_timed", {"target_refused"}),
     "targets.held": (targets, "_held", {"target_refused"}),
     "kinds.is_timed": (kinds, "is_timed", {"target_refused"}),
-    # propagation
     "wire.inject": (wire, "inject", {"propagation"}),
     "wire.extract": (wire, "extract", {"propagation"}),
     "wire.attach": (wire, "attach", {"propagation"}),
     "wire.detach": (wire, "detach", {"propagation"}),
     "the propagator's inject": (propagate, "inject", {"propagation"}),
     "the propagator's extract": (propagate, "extract", {"propagation"}),
-    # metrics
     "metrics.announce": (MetricsSink, "announce", {"sink_MetricsSink"}),
     "metrics.emit": (MetricsSink, "emit", {"sink_MetricsSink", "lost_in_sink"}),
     "metrics.begin": (MetricsSink, "_begin", {"sink_MetricsSink", "lost_in_sink"}),
     "metrics' context": (exported, "_context_of", {"sink_MetricsSink", "lost_in_sink"}),
-    # sampling
     "rules": (gating, "StaticRules", {"enter"}),
     "rules.bits": (sampling.StaticRules, "bits", {"enter"}),
 }
@@ -407,7 +402,7 @@ def test_settings_that_change_half_way_leave_the_old_ones(service: Service, monk
 
 
 def test_a_warning_about_a_setting_that_cannot_be_logged(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unknown variable is warned of where it is read, which may be while decorating: a filter's fault is not felt."""
+    """An unknown variable is warned of where it is read, maybe while decorating: a filter's fault is not felt."""
 
     def refuse(record: logging.LogRecord) -> bool:
         raise LookupError("the filter is broken")
@@ -463,7 +458,7 @@ def test_counts_that_cannot_be_read_cost_their_own_series(
     flush(LONG_S)
     (sink,) = (held for held in current.tracer().resolver._sinks if isinstance(held, MetricsSink))
     with monkeypatch.context() as patch:
-        patch.setattr(sink, source, Sabotage(ALWAYS).of(lambda: {}))
+        patch.setattr(sink, source, Sabotage(ALWAYS).of(dict))
         data = service.reader.get_metrics_data()
     names = {metric.name for each in data.resource_metrics for scope in each.scope_metrics for metric in scope.metrics}
     assert exported.DEVICE_DURATION in names

@@ -105,7 +105,9 @@ KINDS: Final[Mapping[str, _Kind]] = {
     ),
     "inputs_unreadable": _Kind("note", "calls with a tensor whose shape could not be read while cuDNN tunes itself"),
     "propagation": _Kind(
-        "warning", "times that a trace did not go along with a request: a propagator raised", "see the log for the first"
+        "warning",
+        "times that a trace did not go along with a request: a propagator raised",
+        "see the log for the first",
     ),
     "provider_raised": _Kind("warning", "times that the provider raised while flushing", "see the log for the first"),
     "vitals_given_up": _Kind(
