@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 from collections.abc import Mapping
@@ -120,7 +121,9 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     for variable in environment:
         if variable.startswith("GPU_TIMED_") and variable not in known:
             near = difflib.get_close_matches(variable, known, n=1)
-            logger.warning("gpu_timed: unknown setting %s%s", variable, f"; did you mean {near[0]}?" if near else "")
+            hint = f"; did you mean {near[0]}?" if near else ""
+            with contextlib.suppress(Exception):  # a handler or filter of the application's that raises
+                logger.warning("gpu_timed: unknown setting %s%s", variable, hint)
     return Settings(**values)
 
 
