@@ -5,8 +5,10 @@ All times are whole nanoseconds. What was not measured is :class:`~gpu_timed.rec
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Warmth
@@ -273,3 +275,50 @@ class Comparison:
     def diagnosis(self) -> Diagnosis | None:
         """What limits the baseline."""
         return self.diagnoses.get(self.baseline)
+
+    @property
+    def exit_code(self) -> int:
+        """What the command line answers: 1 where nothing could be compared, of a sweep at any of its values, else 0."""
+        each = [point.comparison for point in self.points] or [self]
+        return int(
+            any(one.refused or (one.verdicts and all(verdict.word is None for verdict in one.verdicts)) for one in each)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain dictionaries and lists, in the shape that ``views/plain.py`` documents."""
+        from gpu_timed.views import plain  # noqa: PLC0415 - a view is above what it shows
+
+        return plain.to_dict(self)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Return :meth:`to_dict` as JSON text, in ASCII; *indent* as in :func:`json.dumps`."""
+        from gpu_timed.views import plain  # noqa: PLC0415
+
+        return plain.to_json(self, indent)
+
+    def to_pandas(self) -> Any:
+        """Return a data frame with a row for each warm call: its arm, block and times in nanoseconds.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        from gpu_timed.views import frame  # noqa: PLC0415
+
+        return frame.to_pandas(self)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write a page with words, plots and figures to *path*, and return that. It stands by itself, offline too.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+            OSError: The file cannot be written.
+        """
+        from gpu_timed.views import page  # noqa: PLC0415
+
+        return page.to_html(self, path)
+
+    def to_text(self, width: int = 100) -> str:
+        """Return what ``gpu-timed compare`` prints, without colours, for *width* columns."""
+        from gpu_timed.views import table  # noqa: PLC0415
+
+        return table.text(self, width)

@@ -61,7 +61,7 @@ class Gap(NamedTuple):
 
 
 class OperatorGaps(NamedTuple):
-    """The gaps that ended with work of one operator, in all profiled steps together."""
+    """The gaps that the host was late for and that ended with work of one operator, in all profiled steps together."""
 
     operator: str
     within: str
@@ -143,7 +143,7 @@ class ProfiledSteps:
     """How long of a step (mean) the device waited for the host's next launch, between the first and the last work:
     the gaps whose ``host_late`` is ``yes``. The other gaps no faster host would take away."""
     operators: tuple[OperatorGaps, ...] = ()
-    """Who the device waited for, those with most gap time first."""
+    """Whom the device waited for, those with most gap time first; none where all gaps are the device's own."""
     notes: tuple[str, ...] = ()
     """What is to be known of these figures: sentences."""
 

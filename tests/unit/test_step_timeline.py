@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_timed.analysis.timeline import HostSpan, busy_ratio, idle_before, merged, summarised, timelines
 from gpu_timed.record import Missing
 from gpu_timed.step_timeline import Kernel
 
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LAYER, LINEAR, MM = HostSpan(0, 100, "layer"), HostSpan(10, 60, "aten::linear"), HostSpan(20, 50, "aten::addmm")
 
 
@@ -22,6 +23,7 @@ def works(draw: st.DrawFn) -> list[Kernel]:
     return sorted(Kernel(start, start + lasts, "k", stream=stream) for start, lasts, stream in pairs)
 
 
+@PATIENT
 @given(works())
 def test_busy_and_gaps_are_the_span(kernels: list[Kernel]) -> None:
     (step,) = timelines(kernels, [(0, 2_000)])
@@ -30,12 +32,14 @@ def test_busy_and_gaps_are_the_span(kernels: list[Kernel]) -> None:
     assert all(gap.duration_ns > 0 for gap in step.gaps)
 
 
+@PATIENT
 @given(works())
 def test_busy_is_what_counting_every_nanosecond_says(kernels: list[Kernel]) -> None:
     busy = {at for kernel in kernels for at in range(kernel.start_ns, kernel.end_ns)}
     assert merged(kernels)[0] == len(busy)
 
 
+@PATIENT
 @given(works(), st.randoms(use_true_random=False), st.integers(0, 1_000_000))
 def test_neither_order_nor_streams_nor_where_the_step_lies_change_it(
     kernels: list[Kernel], chance: random.Random, moved: int
@@ -50,6 +54,7 @@ def test_neither_order_nor_streams_nor_where_the_step_lies_change_it(
     )
 
 
+@PATIENT
 @given(works())
 def test_cutting_a_kernel_in_two_changes_neither_busy_nor_gaps(kernels: list[Kernel]) -> None:
     cut = [
@@ -138,7 +143,7 @@ def test_what_steps_have_in_common_is_their_median() -> None:
     assert (found.kernels, found.launches, found.busy_ns, found.span_ns) == (2, 2, 20, 40)
     assert (found.gap_ns, found.gap_count, found.late_ns, found.idle_ns) == (20, 1, 0, 20)
     assert found.notes == ("said",)
-    assert [(one.operator, one.gaps, one.total_ns) for one in found.operators] == [("b", 0, 10), ("launch", 0, 10)]
+    assert found.operators == ()  # all was queued in time: the device waited for nobody
     assert idle_before(steps) == 20
     more = summarised(
         [*timelines(step(5), [(0, 99)]), *timelines(step(7, 4), [(0, 99)]), *timelines(step(9), [(0, 99)])], "cupti"

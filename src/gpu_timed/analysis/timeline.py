@@ -199,7 +199,7 @@ def _late(first: Kernel, then: Kernel, launch: _Launch | None, begin: int) -> An
 def _by_operator(gaps: Iterable[Gap], steps: int) -> tuple[OperatorGaps, ...]:
     held: dict[tuple[str, str], list[int]] = defaultdict(list)
     for gap in gaps:
-        if gap.operator:
+        if gap.operator and gap.host_late != "no":
             held[gap.operator, gap.within].append(gap.duration_ns)
     found = [
         OperatorGaps(operator, within, round(len(each) / steps), round(sum(each) / steps), _median(each))
