@@ -30,6 +30,7 @@ from gpu_timed.vitals.sampler import Sampler
 from gpu_timed.warmth.directory_probe import DirectoryProbe
 from gpu_timed.warmth.probes import Probes
 from gpu_timed.warmth.ring import Ring
+from gpu_timed.warmth.torch_allocator import AllocatorWatch
 
 
 def assemble(
@@ -45,6 +46,8 @@ def assemble(
     if settings.vitals and settings.vitals_interval_s:
         vitals = Sampler(ledger, interval_s=settings.vitals_interval_s, now_ns=host.now_ns)
     resolver = Resolver(settings, ledger, warmth, vitals, peak_book())
+    if warmth is not None:
+        resolver.reader.memory = AllocatorWatch()
     otel = OtelSink(ledger, device_spans=settings.device_spans)
     resolver.add_sink(otel)
     resolver.add_sink(MetricsSink(_version.VERSION, sites.calls, ledger.snapshot, limits))

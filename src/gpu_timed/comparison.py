@@ -147,7 +147,7 @@ class _Arms:
 
 def _contest(made: _Arms, plan: Plan, told: Progress) -> Comparison:
     tracer = current.tracer()
-    notes = Notes(current.ledger(), current.modes.cold, current.modes.relaxed)
+    notes = Notes(current.ledger(), current.modes.ground, current.modes.cold, current.modes.relaxed)
     contestants = [Contestant(name, function, mode, notes) for name, function, mode in made.held]
     tools = Tools(
         stopwatch=Stopwatch(tracer.locator, tracer.host),

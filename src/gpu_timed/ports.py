@@ -260,6 +260,17 @@ class SecondLook(Protocol):
         ...
 
 
+class MemoryWatch(Protocol):
+    """Knows whether an allocator went to the device for memory."""
+
+    def notes(self, device: int, taken_ns: int, usual_ns: list[int], *, first: bool) -> tuple[str, ...]:
+        """Return quality notes on a call on *device* that took the host *taken_ns*, where its site's take *usual_ns*.
+
+        Asked by whoever reads a span's marks, never inside a call.
+        """
+        ...
+
+
 class Sighting(NamedTuple):
     """What is known of the state of the machine near a span."""
 

@@ -18,7 +18,7 @@ from gpu_timed.bounds import Limit
 from gpu_timed.errors import DeviceFault
 from gpu_timed.ledger import Ledger
 from gpu_timed.peaks import PeakBook
-from gpu_timed.ports import Clock, Mark, Place, SecondLook, Sighting, Verdict, VitalsSource, WarmthSource
+from gpu_timed.ports import Clock, Mark, MemoryWatch, Place, SecondLook, Sighting, Verdict, VitalsSource, WarmthSource
 from gpu_timed.record import NOT_SET, Cause, Missing, Record
 from gpu_timed.site import MOST_LASTING
 from gpu_timed.span import FAULT, NEW_SHAPE, Span
@@ -42,6 +42,7 @@ class Reader:
     ) -> None:
         self.warmth = warmth
         self.second_look: SecondLook | None = None
+        self.memory: MemoryWatch | None = None
         self.vitals = vitals
         self.peaks = peaks
         self._ledger = ledger
@@ -156,6 +157,8 @@ class Reader:
 
     def _read(self, span: Span, seen_ns: int, *, final: bool = True) -> Record:
         near = None if self.vitals is None else self._near
+        if final:
+            self._note_memory(span)
         if self.warmth is None:
             return reading.read(span, seen_ns, near=near, peaks=self.peaks, fault=self._ledger.fault)
         verdict = self.warmth.verdict(span.cold, first_call=span.index == 0)
@@ -178,6 +181,18 @@ class Reader:
             mode_reason=self._lasting(span),
             fault=self._ledger.fault,
         )
+
+    def _note_memory(self, span: Span) -> None:
+        """Say so where an allocator may have gone to the device for memory. A fault of it costs the span nothing."""
+        place = span.segments[0].place if span.segments else None
+        if self.memory is None or place is None or span.spoiled or place.clock.name == "fence":
+            return
+        taken_ns = sum(segment.marked_ns - segment.called_ns for segment in span.segments) // len(span.segments)
+        try:
+            for note in self.memory.notes(place.device, taken_ns, list(span.site.quiet_ns), first=span.index == 0):
+                span.note(note)
+        except Exception as error:  # noqa: BLE001
+            self._ledger.fault("memory", error)
 
     def _near(self, device_uuid: str | None, start_ns: int, end_ns: int) -> Sighting:
         """Ask the vitals. A fault of theirs must not cost the span its times."""

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
-from kernels import SIZE, cuda, numba_work, triton_tuned, triton_work  # noqa: E402
+from card_kernels import SIZE, cuda, numba_work, triton_tuned, triton_work  # noqa: E402
 from workloads import captured, mlp_graph  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -10,6 +10,8 @@ import gc
 import statistics
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,13 +27,23 @@ MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def _proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it were: this is where it is to be proven."""
+def _proven(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if it were: this is where it is to be proven. What a test leaves on the device is its own to answer for."""
     monkeypatch.setattr(graphed, "PROVEN", True)
+    yield
+    flush()
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
 
 
 def modes(records: list[Any]) -> list[str]:
     return [record.mode for record in records]
+
+
+def reasons(records: list[Any]) -> dict[str, int]:
+    """What a failure is to tell: how often each mode ran, and why."""
+    return dict(Counter(f"{record.mode}: {record.mode_reason}" for record in records))
 
 
 def mlp(width: int = 1024) -> Any:
@@ -51,7 +63,7 @@ def test_a_24_layer_mlp_is_equal_to_eager_and_faster() -> None:
             expected = [step(x) for x in inputs]
     for one, other in zip(found, expected, strict=True):
         assert torch.allclose(one, other, rtol=1e-2, atol=1e-2)
-    assert modes(records[:20]) == ["eager"] * 4 + ["cuda_graph"] * 16, records[4].mode_reason
+    assert modes(records[:20]) == ["eager"] * 4 + ["cuda_graph"] * 16, reasons(records)
     assert [record.warmth for record in records[:4]] == ["cold"] * 4
     assert [record.warmth for record in records[5:20]] == ["warm"] * 15
     graph_ns = statistics.median(record.launch_ns for record in records[6:20])
@@ -80,7 +92,7 @@ def test_a_conv_net_with_keywords_and_nested_outputs() -> None:
             assert torch.allclose(found["y"], y * 2, rtol=1e-3, atol=1e-3)
             assert torch.allclose(found["parts"][0], y.mean((2, 3)), rtol=1e-3, atol=1e-3)
             assert found["parts"][1] == [2]
-    assert modes(records)[4:] == ["cuda_graph"] * 4, records[-1].mode_reason
+    assert modes(records)[4:] == ["cuda_graph"] * 4, reasons(records)
 
 
 @torch.no_grad()
@@ -107,7 +119,7 @@ def test_a_cache_in_place_holds_what_as_many_eager_calls_leave() -> None:
             x, at = torch.randn(1, wide, device="cuda"), torch.tensor([position], device="cuda")
             assert torch.allclose(step(x, at), eager(x, at), rtol=1e-4, atol=1e-4), position
             assert torch.allclose(cache, expected, rtol=1e-4, atol=1e-4), position
-    assert modes(records)[4:] == ["cuda_graph"] * (length - 4), records[-1].mode_reason
+    assert modes(records)[4:] == ["cuda_graph"] * (length - 4), reasons(records)
 
 
 @torch.no_grad()
@@ -147,7 +159,7 @@ def test_random_numbers_advance_and_none_is_drawn_unnoticed() -> None:
     torch.manual_seed(0)
     with capture() as records:
         found = [f(x) for _ in range(10)]
-    assert modes(records)[4:] == ["cuda_graph"] * 6, records[-1].mode_reason
+    assert modes(records)[4:] == ["cuda_graph"] * 6, reasons(records)
     assert len({tuple(one.tolist()) for one in found}) == 10
     for index in range(4):  # those that ran eagerly, on the way to the graph
         assert torch.equal(found[index], expected[index]), index
@@ -196,48 +208,11 @@ def test_a_hundred_shapes_stay_within_their_bound_of_memory() -> None:
                 x = torch.randn(size, 64, device="cuda")
                 assert torch.allclose(f(x), torch.softmax(x @ x.T, -1), rtol=1e-3, atol=1e-4)
     grown = torch.cuda.memory_reserved() - before
-    print(f"100 shapes: {grown / MIB:.0f} MiB more, {modes(records).count('cuda_graph')} replays")
-    assert grown < 8 * 32 * MIB + 64 * MIB
+    print(f"100 shapes: {grown / MIB:.0f} MiB more, {reasons(records)}")
+    # One workspace of cuBLAS for the captures (32 MiB on a Hopper) and one for the eager calls, segments of 2 MiB for
+    # small tensors and of 20 MiB for larger ones, of which there are none.
+    assert grown < 2 * 32 * MIB + 64 * MIB, reasons(records)
     assert "too many input signatures" in records[-1].mode_reason
-
-
-def test_a_storm_of_fallbacks_leaves_the_process_whole() -> None:
-    """What the host reads, what the capture itself refuses, what moves to the host: right results and no leak."""
-    blocker = torch.zeros(1)
-
-    def syncing(x: Any) -> Any:
-        y = x * 2
-        torch.cuda.current_stream().synchronize()  # no operation: only the capture refuses it
-        return y
-
-    cases = {
-        "item": lambda x: x * x.max().item(),
-        "nonzero": lambda x: x[x > 0].sum() + x,
-        "host": lambda x: x + blocker.to(x.device),
-        "sync": syncing,
-        "grad": lambda x: x * torch.ones(1, device="cuda", requires_grad=True),
-    }
-    x = torch.full((8,), 2.0, device="cuda")
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_reserved()
-    for name, case in cases.items():
-        timed = gpu_timed(case, name=name, mode=CudaGraph(warmup=1))
-        with capture() as records:
-            for _ in range(10):
-                assert torch.equal(timed(x), case(x)), name
-        print(f"{name}: {records[-1].mode_reason}")
-        assert modes(records) == ["eager"] * 10, name
-    torch.cuda.synchronize()
-    gc.collect()
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() < before + 64 * MIB
-    good = gpu_timed(lambda x: x * 3, name="good", mode=CudaGraph(warmup=1))
-    with capture() as records:
-        for _ in range(4):
-            assert torch.equal(good(x), x * 3)
-    assert modes(records)[2:] == ["cuda_graph"] * 2
-    with torch.cuda.stream(torch.cuda.Stream()):
-        assert (torch.ones(4, device="cuda") * 2).sum().item() == 8.0
 
 
 def test_what_is_captured_by_the_user_is_left_alone() -> None:
@@ -275,80 +250,6 @@ def test_streams_and_threads_share_a_graph() -> None:
     assert wrong == []
 
 
-def test_a_hundred_captures_while_other_threads_time() -> None:
-    """Nor do these captures, comparisons and releases break one of the user's in torch's default mode."""
-    stop = threading.Event()
-    timed = gpu_timed(lambda x: x + 1, name="other", sync="boundary")
-    failures: list[BaseException] = []
-
-    def others() -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            x = torch.zeros(256, device="cuda")
-            while not stop.is_set():
-                try:
-                    timed(x)
-                except BaseException as error:
-                    failures.append(error)
-                    return
-                time.sleep(0.0002)
-
-    threads = [threading.Thread(target=others) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        captured = 0
-        for index in range(100):
-            f = gpu_timed(lambda x: x * 2, name=f"f{index % 5}", mode=CudaGraph(warmup=1))
-            x = torch.ones(64, device="cuda")
-            with capture() as records:
-                for _ in range(3):
-                    assert torch.equal(f(x), x * 2)
-            captured += modes(records)[-1] == "cuda_graph"
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert failures == []
-    assert captured == 100
-
-
-def test_the_users_captures_survive_ours() -> None:
-    stop, survived = threading.Event(), 0
-
-    def ours() -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            while not stop.is_set():
-                f = gpu_timed(lambda x: x * 2, name="ours", mode=CudaGraph(warmup=1, max_graphs=1), sync="deferred")
-                for size in (8, 16):
-                    x = torch.ones(size, device="cuda")
-                    for _ in range(3):
-                        f(x)
-
-    thread = threading.Thread(target=ours)
-    x = torch.ones(64, device="cuda")
-    x * 2
-    thread.start()
-    try:
-        for _ in range(20):
-            graph = torch.cuda.CUDAGraph()
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            try:
-                with torch.cuda.stream(stream):
-                    graph.capture_begin()
-                    for _ in range(50):
-                        x * 2
-                    graph.capture_end()
-                survived += 1
-            except RuntimeError as error:
-                print("broken:", error)
-    finally:
-        stop.set()
-        thread.join()
-    print(f"{survived} of 20 captures of the user's survived")
-    assert survived == 20
-
-
 @torch.no_grad()
 def test_reduce_overhead_hands_out_outputs_that_stay_and_says_what_ran() -> None:
     model = mlp(256)
@@ -358,7 +259,7 @@ def test_reduce_overhead_hands_out_outputs_that_stay_and_says_what_ran() -> None
         found = [step(x) for x in inputs]
     for one, x in zip(found, inputs, strict=True):
         assert torch.allclose(one, model(x), rtol=2e-2, atol=2e-2)
-    assert modes(records) == ["reduce-overhead"] * 6, records[-1].mode_reason
+    assert modes(records) == ["reduce-overhead"] * 6, reasons(records)
     assert records[-1].warmth == "warm"
 
     state = torch.zeros(4, device="cuda")

@@ -22,7 +22,7 @@ LAUNCHES, ROUNDS = 4000, 10_000
 def measure() -> list[Any]:
     """Return the records of all launches, in order."""
     import torch
-    from kernels import SIZE, cuda, numba_work
+    from card_kernels import SIZE, cuda, numba_work
 
     from gpu_timed import gpu_timed
     from gpu_timed.testing import capture

@@ -8,10 +8,12 @@ cache), eager, as a CUDA Graph, and by ``torch.compile(mode="reduce-overhead")``
 By hand, with nothing of gpu_timed: the wall time of a step is the median of ``perf_counter`` around the call and
 ``synchronize``; kernels, busy time (their union), and the typical gap come from torch's profiler in a pass of its own,
 its exported trace read with other code than ours: the operator of a gap is what Kineto's "External id" links the
-kernel behind it to. The busy ratio is the profiled busy time over the unprofiled wall time. Hand timings are taken
-before and after those of ``compare``, since a host's pace drifts; the profiled pass comes last. Each batch size has a
-process of its own: after torch's profiler launches stay slower. Times in the table are milliseconds, gaps
-microseconds; under each figure of ours stands how far it is from the one by hand.
+kernel behind it to. The busy ratio is the profiled busy time over the unprofiled wall time. A host's pace changes by
+tens of percent within a minute, so steps are timed by hand between the blocks of ``compare``, and the same number of
+times; the profiled pass comes last. What is compared is the same work: replays without copies of inputs or outputs
+(``CudaGraph(inputs="static", outputs="alias")``), since that is what one makes by hand. Each batch size has a process
+of its own: after torch's profiler launches stay slower. Times in the table are milliseconds, gaps microseconds; under
+each figure of ours stands how far it is from the one by hand.
 """
 
 from __future__ import annotations
@@ -105,18 +107,18 @@ class Decode:
         return call
 
 
-def wall_ms(call: Callable[[], Any], reset: Callable[[], None], steps: int) -> list[float]:
-    """Return the milliseconds of *steps* steps, each waited for."""
+def wall_ms(call: Callable[[], Any], reset: Callable[[], None], steps: int, first: int = 1) -> list[float]:
+    """Return the milliseconds of *steps* steps, each waited for, after *first* that are not counted."""
     import torch
 
     found = []
-    for index in range(steps + 3):
+    for index in range(steps + first):
         reset()
         torch.cuda.synchronize()
         began = time.perf_counter()
         call()
         torch.cuda.synchronize()
-        if index >= 3:
+        if index >= first:
             found.append((time.perf_counter() - began) * 1e3)
     return found
 
@@ -175,16 +177,27 @@ def profiled(call: Callable[[], Any], reset: Callable[[], None]) -> dict[str, An
     return found
 
 
-def ours(decode: Decode, budget_s: float, keep: Path | None) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Return the same figures by ``compare``, and what else it said."""
-    from gpu_timed import CudaGraph, compare
+def ours(
+    decode: Decode, budget_s: float, keep: Path | None, between: Callable[[], None]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Return the same figures by ``compare``, and what else it said. *between* is called after each of its blocks."""
+    from gpu_timed import Compile, CudaGraph, compare
+
+    def progress(_done: float, _of: float, what: str) -> None:
+        if what.startswith("block"):
+            between()
 
     compared = compare(
         decode.step,
         args=(decode.token, decode.position),
-        modes=("eager", CudaGraph(unproven=True), "reduce-overhead"),
+        modes=(
+            "eager",
+            CudaGraph(inputs="static", outputs="alias"),
+            Compile(mode="reduce-overhead", outputs="alias"),
+        ),
         reset=decode.reset,
         budget_s=budget_s,
+        progress=progress,
     )
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
@@ -227,28 +240,35 @@ def one_batch(batch: int, steps: int, budget_s: float, keep: Path | None, *, com
     gc.collect()
     walls: dict[str, list[float]] = {arm: [] for arm in ARMS}
 
-    def by_hand() -> None:
+    def by_hand(many: int) -> None:
+        held = gc.isenabled()
         gc.disable()
         for arm in ARMS:
-            walls[arm] += wall_ms(calls[arm], decode.reset, steps)
-        gc.enable()
+            walls[arm] += wall_ms(calls[arm], decode.reset, many if arm == "eager" else 4 * many)
+        if held:
+            gc.enable()
 
-    by_hand()
     mine: dict[str, dict[str, Any]] = {}
     said: dict[str, Any] = {}
-    kept = {arm: median(walls[arm]) for arm in ARMS}
+    by_hand(2)
+    for values in walls.values():
+        values.clear()
     if comparing:
         began = time.perf_counter()
-        mine, said = ours(decode, budget_s, keep)
+        mine, said = ours(decode, budget_s, keep, lambda: by_hand(1))
         took["compare_s"] = time.perf_counter() - began
+    else:
+        by_hand(steps)
+    kept = {arm: median(walls[arm]) for arm in ARMS}
+    counted = {arm: len(walls[arm]) for arm in ARMS}
     began = time.perf_counter()
     hand: dict[str, dict[str, Any]] = {}
     for arm in ARMS:
-        hand[arm] = {"wall_ms": kept[arm], **profiled(calls[arm], decode.reset)}
+        hand[arm] = {"wall_ms": kept[arm], "steps": counted[arm], **profiled(calls[arm], decode.reset)}
         hand[arm]["busy_ratio"] = hand[arm]["busy_ms"] / hand[arm]["wall_ms"]
-    by_hand()  # with the profiler attached by now: to be seen, and not in the figures above
+    by_hand(8)  # with the profiler attached by now: to be seen, and not in the figures above
     for arm in ARMS:
-        hand[arm]["wall_after_profiler_ms"] = median(walls[arm][steps:])
+        hand[arm]["wall_after_profiler_ms"] = median(walls[arm][counted[arm] :])
     took["by_hand_s"] = time.perf_counter() - began
     card = torch.cuda.get_device_name()
     return {"batch": batch, "card": card, "torch": torch.__version__, "hand": hand, "ours": mine, "said": said} | took
@@ -283,7 +303,7 @@ def main() -> None:
     """Measure each batch size in a process of its own, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", default="1,8,32")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=40, help="steps by hand where nothing is compared")
     parser.add_argument("--budget", type=float, default=12.0, help="seconds that compare may measure, a batch size")
     parser.add_argument("--no-compare", action="store_true")
     parser.add_argument("--json", type=Path)

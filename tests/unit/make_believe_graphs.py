@@ -67,6 +67,8 @@ class Device:
     def __init__(self) -> None:
         self.captures = self.replays = self.released = 0
         self.asked: list[str] = []
+        self.by_torch: list[bool] = []
+        self.stream = 0
         self.why = ""
         self.failing: Exception | None = None
         self.compiles = False
@@ -93,8 +95,12 @@ class Device:
     def is_same_state(self, before: Any, after: Any) -> bool:
         return bool(torch.equal(before, after))
 
-    def capture(self, tensor: Any, function: Callable[[], Any]) -> Graph:
+    def where(self, tensor: Any) -> Callable[[], int]:
+        return lambda: self.stream
+
+    def capture(self, inputs: list[Any], function: Callable[[], Any], *, by_torch: bool) -> Graph:
         self.captures += 1
+        self.by_torch.append(by_torch)
         if self.failing is not None:
             raise self.failing
         recorder, drawn = Recorder(), torch.get_rng_state()

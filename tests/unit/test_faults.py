@@ -106,6 +106,13 @@ class Vitals:
         pass
 
 
+class Memory:
+    """Knows nothing of an allocator."""
+
+    def notes(self, device: int, taken_ns: int, usual_ns: list[int], *, first: bool) -> tuple[str, ...]:
+        return ()
+
+
 class Counting:
     """Counts nothing."""
 
@@ -137,6 +144,7 @@ class World:
         self.reader = self.resolver.reader
         self.reader.second_look = self.second = Second()
         self.reader.vitals = self.vitals = Vitals()
+        self.reader.memory = self.memory = Memory()
         self.reader.peaks = self.peaks = PeakBook(lambda: None, lambda: None, lambda: None)
         self.counting = Counting()
         self.tracer.counter = self.counter = Counter(self.counting)
@@ -241,6 +249,7 @@ TARGETS: dict[str, tuple[tuple[int, ...], set[str]]] = {
     "second.watching": ((1, ALWAYS), {"reading", "unreadable"}),
     "second.second_look": ((1, ALWAYS), {"reading", "unreadable"}),
     "vitals.at": ((1, ALWAYS), {"vitals"}),
+    "memory.notes": ((1, ALWAYS), {"memory"}),
     "peaks.of": ((1, ALWAYS), {"reading", "unreadable", "submit"}),
     "counter.begin": ((1, ALWAYS), {"counting"}),
     "counting.stop": ((1, ALWAYS), {"counting"}),
@@ -260,6 +269,7 @@ PARTS: dict[str, type[Any]] = {
     "warmth": WarmthSource,
     "second": SecondLook,
     "vitals": VitalsSource,
+    "memory": ports.MemoryWatch,
     "peaks": PeakBook,
     "counter": WorkCounter,
     "counting": ports.Counting,

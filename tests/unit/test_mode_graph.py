@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from gpu_timed import CudaGraph, ModeError, flush, gpu_timed, use_mode
+from gpu_timed import CudaGraph, ModeError, current, flush, gpu_timed, use_mode
 from gpu_timed.testing import capture
 
 torch = pytest.importorskip("torch")
 from make_believe_graphs import Device  # noqa: E402 - needs torch
 
-from gpu_timed.modes import graphed, torch_graphs  # noqa: E402
+from gpu_timed.modes import graphed, host_state, torch_graphs, torch_values  # noqa: E402
+from gpu_timed.modes.capturing import Captured  # noqa: E402
+from gpu_timed.modes.launcher import Passing  # noqa: E402
 
 GRAPH = CudaGraph(warmup=1)
 
@@ -29,7 +31,7 @@ def _proven(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
-    monkeypatch.setattr(torch_graphs, "Device", lambda relaxed: device)
+    monkeypatch.setattr(torch_graphs, "Device", lambda *_: device)
     return device
 
 
@@ -346,9 +348,11 @@ def test_objects_among_the_arguments_are_not_kept_alive(graphs: Device) -> None:
 
 def test_nesting_is_part_of_the_signature(graphs: Device) -> None:
     f = gpu_timed(lambda a: a[0] + 1, name="f", mode=GRAPH)
-    for _ in range(4):
-        assert f(x()).item() == 2.0
-        assert f([x()]).tolist() == [2.0, 3.0]
+    with capture() as records:
+        for _ in range(4):
+            assert f(x()).item() == 2.0
+            assert f([x()]).tolist() == [2.0, 3.0]
+    assert modes(records)[4:] == ["cuda_graph"] * 4
 
 
 def test_what_is_made_inside_can_be_freed_inside(graphs: Device) -> None:
@@ -372,8 +376,6 @@ def test_what_is_made_inside_can_be_freed_inside(graphs: Device) -> None:
 def test_an_object_that_came_to_have_the_identity_of_another_is_another(
     graphs: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpu_timed.modes import torch_values
-
     class Held:
         pass
 
@@ -480,6 +482,127 @@ def test_arguments_that_cannot_be_held(graphs: Device) -> None:
     for index, says in enumerate(("an argument is a tensor on", "overlaps itself", "shares its memory", "no argument")):
         assert says in records[8 + index].mode_reason
     assert graphs.captures == 0
+
+
+def test_a_cause_that_passes_is_tried_again_at_later_calls(graphs: Device) -> None:
+    graphs.failing = Passing("another thread broke the capture")
+    step = gpu_timed(name="step", mode=GRAPH)(lambda a: a * 2)
+    with capture() as records:
+        for index in range(6):
+            if index == 3:
+                graphs.failing = None
+            assert step(x()).tolist() == [2.0, 4.0]
+    assert modes(records) == ["eager"] * 4 + ["cuda_graph"] * 2
+    assert records[1].mode_reason == "not captured now, tried at a later call: another thread broke the capture"
+    assert records[1].warmth == "cold"
+    assert "mode_not_honoured" not in flush().counts
+
+
+def test_but_not_without_end(graphs: Device) -> None:
+    graphs.failing = Passing("no memory for a graph")
+    step = gpu_timed(name="step", mode=GRAPH)(lambda a: a * 2)
+    with capture() as records:
+        for _ in range(20):
+            assert step(x()).tolist() == [2.0, 4.0]
+    assert graphs.captures == 8
+    assert records[-1].mode_reason == "could not be captured (Passing: no memory for a graph)"
+
+
+def test_one_capture_at_a_time_in_a_process(graphs: Device) -> None:
+    step = gpu_timed(name="step", mode=GRAPH)(lambda a: a * 2)
+    with capture() as records:
+        step(x())
+        with current.modes.ground.lock:
+            assert step(x()).tolist() == [2.0, 4.0]
+        for _ in range(2):
+            step(x())
+    assert modes(records) == ["eager"] * 3 + ["cuda_graph"]
+    assert records[1].mode_reason == "another thread is capturing a graph: tried at a later call"
+    assert "mode_not_honoured" not in flush().counts
+
+
+@pytest.mark.parametrize(("error", "gives_up"), [(Passing("busy"), False), (RuntimeError("broken"), True)])
+def test_a_replay_that_cannot_be_queued_costs_no_call(
+    graphs: Device, monkeypatch: pytest.MonkeyPatch, error: Exception, gives_up: bool
+) -> None:
+    step = gpu_timed(name="step", mode=GRAPH)(lambda a: a.mul_(2))
+    for _ in range(3):
+        step(x())
+
+    def fails() -> None:
+        raise error
+
+    with capture() as records:
+        with monkeypatch.context() as patch:
+            patch.setattr(graphs.graphs[0], "replay", fails)
+            for _ in range(12):
+                assert step(x()).tolist() == [2.0, 4.0]
+        assert step(x()).tolist() == [2.0, 4.0]
+    assert modes(records) == ["eager"] * 12 + ["eager" if gives_up else "cuda_graph"]
+    assert records[0].mode_reason == ("a replay failed (RuntimeError: broken)" if gives_up else "busy")
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_call_whose_replay_has_changed_state_is_not_run_again(
+    graphs: Device, monkeypatch: pytest.MonkeyPatch, changes: bool
+) -> None:
+    state = torch.zeros(2)
+
+    @gpu_timed(name="step", mode=GRAPH)
+    def step(a: Any) -> Any:
+        if changes:
+            state.add_(a)
+        return a * 2
+
+    for _ in range(3):
+        step(x())
+
+    def fails(*_: Any) -> Any:
+        raise MemoryError("for a copy of the output")
+
+    monkeypatch.setattr(Captured, "made", fails)
+    if changes:
+        with pytest.raises(MemoryError, match="for a copy"):
+            step(x())
+        assert state.tolist() == [4.0, 8.0]
+    else:
+        assert step(x()).tolist() == [2.0, 4.0]
+
+
+def test_only_what_draws_random_numbers_or_changes_streams_is_captured_by_torch(
+    graphs: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since that puts the random generator, which all threads share, into capture mode."""
+
+    def beside(a: Any) -> Any:
+        thread = threading.Thread(target=torch.rand, args=(4,))
+        thread.start()
+        thread.join()
+        return a * 2
+
+    def attention(a: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(beside(a), a, a)
+
+    functions: list[Any] = [lambda a: torch.nn.functional.dropout(a, 0.5), lambda a: a * 2, beside, attention]
+    with torch.no_grad():
+        for index, function in enumerate(functions):
+            step = gpu_timed(name=f"step{index}", mode=GRAPH)(function)
+            for _ in range(2):
+                step(torch.ones(1, 2, 4, 4))
+        stands = torch.get_rng_state()
+        set_back = []
+        monkeypatch.setattr(graphs, "set_random_state", lambda *_: set_back.append(1))
+        step = gpu_timed(name="again", mode=GRAPH)(beside)
+        for _ in range(2):
+            step(x())
+        assert not torch.equal(torch.get_rng_state(), stands)  # what the other thread drew stays drawn
+        assert set_back == []
+    assert graphs.by_torch == [True, False, False, False, False]
+    monkeypatch.setattr(graphs, "where", lambda _: itertools.count().__next__)
+    step = gpu_timed(name="streams", mode=GRAPH)(lambda a: a * 2)
+    for _ in range(2):
+        step(x())
+    assert graphs.by_torch[5:] == [True]
 
 
 def test_a_capture_that_fails_costs_no_call_and_is_not_tried_again(graphs: Device) -> None:
@@ -653,8 +776,6 @@ def test_threads_replay_one_graph_and_get_their_own_outputs(graphs: Device) -> N
 
 
 def test_a_fault_of_ours_is_counted_and_not_felt(graphs: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpu_timed.modes import host_state, torch_values
-
     f = gpu_timed(name="f", mode=GRAPH)(lambda a: a + 1)
     for where, name in ((torch_values, "take"), (host_state, "Snapshot"), (torch_values, "apart")):
         with monkeypatch.context() as patch:
@@ -663,6 +784,40 @@ def test_a_fault_of_ours_is_counted_and_not_felt(graphs: Device, monkeypatch: py
                 assert f(torch.zeros(len(name))).sum().item() == len(name)
             assert records[0].mode == "eager"
             assert "ZeroDivisionError" in records[0].mode_reason
+
+
+def test_guards_look_at_every_kind_of_place() -> None:
+    class Holder:
+        count, weight = 1, None
+
+    held = Holder()
+    held.count, held.weight, held.parts = 1000, torch.ones(2), [1, torch.ones(1)]
+    number = 3
+
+    def function(a: Any) -> Any:
+        return a * number + held.weight + held.parts[1] * held.count
+
+    guards = host_state.Snapshot(function, [], torch.is_tensor).guards()
+    assert not guards.stale()
+    held.count = int("1000")
+    assert not guards.stale()
+
+    def changed(change: Any, back: Any) -> bool:
+        change()
+        found = guards.stale()
+        back()
+        assert not guards.stale()
+        return found
+
+    weight, memory = held.weight, held.weight.data
+    assert changed(lambda: setattr(held, "count", 2), lambda: setattr(held, "count", 1000))
+    assert changed(lambda: setattr(held, "count", 1000.0), lambda: setattr(held, "count", 1000))
+    assert changed(lambda: setattr(held, "weight", weight.clone()), lambda: setattr(held, "weight", weight))
+    assert changed(lambda: setattr(weight, "data", torch.ones(2)), lambda: setattr(weight, "data", memory))
+    assert changed(lambda: delattr(held, "count"), lambda: setattr(held, "count", 1000))
+    assert changed(lambda: held.parts.insert(0, 5), lambda: held.parts.pop(0))
+    number = 4
+    assert guards.stale()
 
 
 def test_without_proof_calls_run_eagerly_and_say_so(graphs: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,12 @@ _RANDOM: Final = int(getattr(trace.TraceFlags, "RANDOM_TRACE_ID", 0))
 # The key under which OpenTelemetry keeps the current span, learned through its public call.
 _KEY: Final = next(iter(trace.set_span_in_context(trace.INVALID_SPAN, Context())))
 
+_bits: Final = random.getrandbits
+_holder: Final = runtime.holder
+_Span: Final = trace.Span
+_in_order: Final = runtime.in_order
+_current, _attach, _detach = runtime.current, runtime.attach, runtime.detach  # each lookup in the module costs 20 ns
+
 
 class Gate:
     """Decides at entry, and attaches what was decided to the caller's context."""
@@ -53,20 +59,22 @@ class Gate:
             An :class:`Admission` that says whether the call is recorded, to attach; or a context to attach
             instead; None if it is not recorded, and the context says so already.
         """
-        provider = trace.get_tracer_provider()
-        if provider is not self._provider:
-            self._adopt(provider)
-        context = runtime.current()
+        provider = _holder._TRACER_PROVIDER  # noqa: SLF001 - see runtime.holder
+        if provider is not self._provider or provider is None:
+            provider = trace.get_tracer_provider()
+            if provider is not self._provider:
+                self._adopt(provider)
+        context = _current()
         parent: Any = context.get(_KEY)
         parent_id: int | None = None
-        trace_id = parent_flags = 0
-        remote = False
+        trace_id, parent_flags, remote = 0, 0, False
         if parent is not None:  # the costly questions only then
             kept = getattr(parent, "admission", None)
             if type(kept) is Admission:
                 trace_id, parent_id, parent_flags = kept.trace_id, kept.span_id, kept.flags
-            elif isinstance(parent, trace.Span):
-                trace_id, parent_id, remote, parent_flags, _, valid = runtime.fields(parent.get_span_context())
+            elif _Span in type(parent).__mro__ or isinstance(parent, _Span):  # the second takes 0.2 µs
+                known = parent.get_span_context()
+                trace_id, parent_id, remote, parent_flags, _, valid = known if _in_order else runtime.fields(known)
                 if not valid:
                     parent, parent_id, trace_id, parent_flags, remote = None, None, 0, 0, False
             else:
@@ -84,9 +92,10 @@ class Gate:
         sampler, generator, rules = tracer.sampler, tracer.id_generator, self._rules
         if rules is None or rules.sampler is not sampler:
             rules = self._rules = StaticRules(sampler)
+        usual = type(generator) is rules.usual_generator  # which draws random bits: two calls fewer to do it here
         if parent_id is None:
-            trace_id = generator.generate_trace_id()
-            flags = _RANDOM if _RANDOM and generator.is_trace_id_random() else 0
+            trace_id = (_bits(128) or 1) if usual else generator.generate_trace_id()
+            flags = _RANDOM if _RANDOM and (usual or generator.is_trace_id_random()) else 0
             answer = rules.root
         else:
             flags = parent_flags & _RANDOM
@@ -104,19 +113,15 @@ class Gate:
             flags |= _SAMPLED
         elif not answer and parent is not None and not parent_flags & _SAMPLED and not parent.is_recording():
             return None  # the context says so already
-        span_id = generator.generate_span_id()
+        span_id = (_bits(64) or 1) if usual else generator.generate_span_id()
         return Admission(tracer, context, parent, parent_id, trace_id, span_id, flags, sampling, sampler, answer != 0)
 
     def attach(self, span: RecordingSpan | SilentSpan) -> Any:
         """Make *span*, or the provider's own in its place, the current one; returns what :meth:`detach` needs."""
         kept = span.admission
         assert kept is not None  # noqa: S101 - it was admitted
-        context = Context(kept.context)
-        # A context refuses changes once somebody else can see it; ``set_value`` would copy it twice for each value.
-        put = dict.__setitem__
-        put(context, _KEY, kept.foreign or span)
-        put(context, OURS, span)
-        return runtime.attach(context)
+        # A context refuses changes; ``set_value`` would copy it twice for each value.
+        return _attach(Context({**kept.context, _KEY: kept.foreign or span, OURS: span}))
 
     def attach_context(self, context: Context) -> Any:
         """Make *context* the current one; returns what :meth:`detach` needs."""
@@ -129,7 +134,7 @@ class Gate:
     def detach(self, token: Any) -> None:
         """Undo an attach. Silent when the caller's own code already left another context behind."""
         try:
-            runtime.detach(token)
+            _detach(token)
         except ValueError:
             self._ledger.count("context_moved")
 

@@ -30,10 +30,17 @@ detach: Final[Callable[[Any], None]] = (
 """Undoes an attach. Raises ValueError where the token belongs to another context, as it does when user code
 finalises a coroutine elsewhere; the public function logs a stack trace instead."""
 
+
+class _NoHolder:
+    _TRACER_PROVIDER = None
+
+
+holder: Final[Any] = trace if hasattr(trace, "_TRACER_PROVIDER") else _NoHolder
+"""Holds the global provider as ``_TRACER_PROVIDER`` (api 1.30 to 1.45), or None: then ask the public function."""
+
 _sample: Final[Any] = trace.SpanContext(3, 5, True, trace.TraceFlags(1))
-_in_order: Final = (
-    isinstance(_sample, tuple) and tuple(_sample)[:4] == (3, 5, True, 1) and tuple(_sample)[5:] == (True,)
-)
+in_order: Final = isinstance(_sample, tuple) and tuple(_sample)[:4] == (3, 5, True, 1) and tuple(_sample)[5:] == (True,)
+"""Whether a ``SpanContext`` is a tuple of what :func:`fields` returns."""
 
 
 def fields(known: trace.SpanContext) -> Any:
@@ -41,6 +48,6 @@ def fields(known: trace.SpanContext) -> Any:
 
     That is the order in which a ``SpanContext`` keeps them (api 1.30 to 1.45); each property of it is a call.
     """
-    if _in_order:
+    if in_order:
         return known
     return known.trace_id, known.span_id, known.is_remote, known.trace_flags, known.trace_state, known.is_valid

@@ -23,10 +23,12 @@ _REMOTE: Final = ("_remote_parent_not_sampled", "_remote_parent_sampled")
 class StaticRules:
     """The answers of *sampler* that never change. Each is UNKNOWN, or the sum of RECORDED and SAMPLED, or 0."""
 
-    __slots__ = ("_both", "_drop", "asked_at_root", "child", "remote_child", "root", "sampler")
+    __slots__ = ("_both", "_drop", "asked_at_root", "child", "remote_child", "root", "sampler", "usual_generator")
 
     def __init__(self, sampler: Any) -> None:
-        from opentelemetry.sdk.trace import sampling as sdk  # noqa: PLC0415 - only where there is a sampler of the SDK's
+        # Only where there is a sampler of the SDK's:
+        from opentelemetry.sdk.trace import sampling as sdk  # noqa: PLC0415
+        from opentelemetry.sdk.trace.id_generator import RandomIdGenerator  # noqa: PLC0415
 
         def answer(of: Any) -> int:
             decision = getattr(of, "_decision", None) if type(of) is sdk.StaticSampler else None
@@ -34,6 +36,8 @@ class StaticRules:
 
         self._drop, self._both = sdk.Decision.DROP, sdk.Decision.RECORD_AND_SAMPLE
         self.sampler = sampler
+        #: The SDK's own class of generators, whose ids are random bits and nothing else.
+        self.usual_generator = RandomIdGenerator
         #: Of a root, of a child by whether its parent is sampled, and of one whose parent is another process's.
         self.root = answer(sampler)
         #: Who is asked about a root whose answer is not known.

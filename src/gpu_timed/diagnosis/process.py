@@ -104,6 +104,11 @@ KINDS: Final[Mapping[str, _Kind]] = {
         "note", "use_mode() blocks under GPU_TIMED_DISABLED", "give the sites they are about mode='eager'"
     ),
     "inputs_unreadable": _Kind("note", "calls with a tensor whose shape could not be read while cuDNN tunes itself"),
+    "propagation": _Kind(
+        "warning",
+        "times that a trace did not go along with a request: a propagator raised",
+        "see the log for the first",
+    ),
     "provider_raised": _Kind("warning", "times that the provider raised while flushing", "see the log for the first"),
     "vitals_given_up": _Kind(
         "warning",
@@ -153,6 +158,7 @@ INTERNAL: Final = frozenset(
             "probe_attach",
             "probe_detach",
             "vitals",
+            "memory",
             "counting",
             "mode",
         ),

@@ -10,7 +10,7 @@ from gpu_timed.ledger import Ledger
 from gpu_timed.mode_values import EAGER, Compile, Eager, Mode, Ran
 from gpu_timed.modes.compiled import Compiled
 from gpu_timed.modes.graphed import Graphed
-from gpu_timed.modes.launcher import Launcher
+from gpu_timed.modes.launcher import Ground, Launcher
 from gpu_timed.site import Site
 
 AS_GIVEN: Final = "as_given"
@@ -21,9 +21,14 @@ class Notes:
     """What a launcher tells: the comparison says itself what ran, so that nothing is logged or counted."""
 
     def __init__(
-        self, ledger: Ledger, cold: Callable[[str, int], None], relaxed: Callable[[], AbstractContextManager[None]]
+        self,
+        ledger: Ledger,
+        ground: Ground,
+        cold: Callable[[str, int], None],
+        relaxed: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._ledger = ledger
+        self.ground = ground
         self.cold = cold
         self.relaxed = relaxed
 

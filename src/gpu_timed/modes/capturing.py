@@ -9,6 +9,10 @@ from gpu_timed.mode_values import CudaGraph
 from gpu_timed.modes import host_state
 
 
+class Launched(Exception):  # noqa: N818 - what happened before
+    """A replay was queued that changes state, and what followed failed: the call cannot be run again."""
+
+
 class Captured:
     """A graph, and what a replay needs beside it."""
 
@@ -22,7 +26,7 @@ class Captured:
         #: How each output is made of the graph's: ``(kind, what)``; and how they are nested.
         self.plan: list[tuple[str, Any]] = []
         self.spec: Any = None
-        self.guards: list[tuple[Any, Any, Any]] = []
+        self.guards = host_state.Guards([])
         #: What the graph knows the addresses of and does not own.
         self.keep = keep
         self.replays = 0
@@ -61,12 +65,17 @@ class Capturing:
             return "changes an argument that shares its memory with another"
         return ""
 
-    def make(self, taken: Any, static: list[Any], watch: Any) -> Captured:
-        """Capture a call that was watched, with *static* as the graph's inputs. Raises what cannot be captured."""
+    def make(self, taken: Any, static: list[Any], watch: Any, *, draws: bool) -> Captured:
+        """Capture a call that was watched, with *static* as the graph's inputs. Raises what cannot be captured.
+
+        *draws* says whether it drew random numbers.
+        """
         positional, by_name = self._values.rebuilt(taken, static)
         if self.mode.reset is not None:
             self.mode.reset()
-        graph = self._device.capture(taken.tensors[0], lambda: self._function(*positional, **by_name))
+        graph = self._device.capture(
+            static, lambda: self._function(*positional, **by_name), by_torch=draws or watch.streams
+        )
         made = Captured(graph, static, dict(watch.outside))
         try:
             of = self._watching.key_of
@@ -96,7 +105,12 @@ class Capturing:
         return ("clone" if self.mode.outputs == "clone" else "is"), leaf
 
     def replay(self, captured: Captured, taken: Any) -> Any:
-        """Replay for a call; returns what it gives."""
+        """Replay for a call; returns what it gives.
+
+        Raises:
+            Launched: What follows the replay failed, and the replay has changed state.
+            Exception: It failed, and the call can be run as it is.
+        """
         values, static, graph, tensors = self._values, captured.static, captured.graph, taken.tensors
         copies = self.mode.inputs == "copy"
         graph.order()
@@ -104,9 +118,14 @@ class Capturing:
             values.copy_into(static, tensors)
         graph.replay()
         changed = captured.changed_inputs
-        if changed and copies:
-            values.copy_into([tensors[index] for index in changed], [static[index] for index in changed])
-        return values.together(captured.made(tensors), captured.spec)
+        try:
+            if changed and copies:
+                values.copy_into([tensors[index] for index in changed], [static[index] for index in changed])
+            return values.together(captured.made(tensors), captured.spec)
+        except Exception as error:
+            if changed or captured.changed:
+                raise Launched from error
+            raise
 
     @property
     def compares(self) -> bool:
@@ -114,9 +133,13 @@ class Capturing:
         return self.mode.mutates is not None or not self._device.compile_in_use()
 
     def compare(  # noqa: PLR0917 - all that is known of the call
-        self, captured: Captured, fresh: list[Any], watch: Any, taken: Any, result: Any, drawn: tuple[Any, Any]
+        self, captured: Captured, fresh: list[Any], watch: Any, taken: Any, result: Any, drawn: tuple[Any, Any] | None
     ) -> str:
-        """Replay on the state from before the call; returns how that differs from the eager run, whose state stays."""
+        """Replay on the state from before the call; returns how that differs from the eager run, whose state stays.
+
+        *drawn* is where the random numbers stood before and after the call, if it drew some. Else they are left alone:
+        other threads draw from them, too.
+        """
         values, watching, device = self._values, self._watching, self._device
         if not self.compares:
             return ""
@@ -129,7 +152,8 @@ class Capturing:
             captured.graph.order()
             try:
                 self._put(changed, watch.before)
-                device.set_random_state(first, drawn[0])
+                if drawn is not None:
+                    device.set_random_state(first, drawn[0])
                 if copies and fresh is not captured.static:
                     values.copy_into(captured.static, fresh)
                 captured.graph.replay()
@@ -143,8 +167,9 @@ class Capturing:
                 why = next(filter(None, (values.differ(*pair) for pair in pairs)), "")
             finally:
                 self._put(changed, done)
-                device.set_random_state(first, drawn[1])
-        if why and not device.is_same_state(*drawn):
+                if drawn is not None:
+                    device.set_random_state(first, drawn[1])
+        if why and drawn is not None:
             return ""  # it draws random numbers: not to be compared
         return f"a replay does not do what the eager run did: {why}" if why else ""
 

@@ -17,7 +17,7 @@ from gpu_timed.ledger import Ledger
 from gpu_timed.mode_values import EAGER, Compile, Eager, Mode, Ran, Rule, matches, mode_of, parse_rules
 from gpu_timed.modes.compiled import Compiled
 from gpu_timed.modes.graphed import Graphed
-from gpu_timed.modes.launcher import Launcher
+from gpu_timed.modes.launcher import Ground, Launcher
 from gpu_timed.site import Site
 
 _MOST_LAUNCHERS: Final = 64
@@ -50,6 +50,7 @@ class Switch:
         #: See :class:`~gpu_timed.modes.launcher.Notes`.
         self.cold = cold
         self.relaxed = relaxed
+        self.ground = Ground()
         #: Whether anything but a site's own mode was ever in force in this process. Read by every call; stays, since
         #: a context copied inside a ``use_mode`` block outlives it.
         self.in_force = False

@@ -16,13 +16,13 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from threading import Lock, RLock
+from threading import RLock
 from typing import Any, Final
 
 from gpu_timed.mode_values import EAGER, CudaGraph, Ran
 from gpu_timed.modes import host_state
-from gpu_timed.modes.capturing import Captured, Capturing
-from gpu_timed.modes.launcher import INSIDE, Launcher, Notes, inside
+from gpu_timed.modes.capturing import Captured, Capturing, Launched
+from gpu_timed.modes.launcher import INSIDE, Launcher, Notes, Passing, inside
 from gpu_timed.site import Site
 
 _MOST_SIGNATURES: Final = 1024
@@ -30,6 +30,9 @@ _CAPTURES: Final = 4
 """Captures of a site, in multiples of its ``max_graphs``, after which none is made any more."""
 _MOST_AGAIN: Final = 8
 """Captures anew of one signature because of what changed on the host."""
+_MOST_FAILURES: Final = 8
+"""Captures of one signature that fail for a cause that may pass, or replays of it one after another, before no more
+are tried."""
 _MOST_TEXT: Final = 300
 PROVEN = False
 """Whether every call that asks for this mode may get it. Not yet: on an H200 a capture of ours broke one that another
@@ -45,8 +48,10 @@ class _Signature:
         self.refused = ""
         self.runs = 0
         self.captured: Captured | None = None
-        #: How often it was captured anew.
+        #: How often it was captured anew; how often that failed for a passing cause; and replays, one after another.
         self.again = 0
+        self.failed_captures = 0
+        self.failed_replays = 0
         #: What the signature holds identities of. It does not keep them alive: a cache of a request is one of them.
         self._named: list[weakref.ref[Any]] = []
         self._kept: list[Any] = []
@@ -63,7 +68,7 @@ class _Signature:
     @property
     def gone(self) -> bool:
         """Whether something it knows by identity is no more, so that another thing may have that identity."""
-        return any(named() is None for named in self._named)
+        return bool(self._named) and any(named() is None for named in self._named)
 
 
 class Graphed(Launcher):
@@ -75,8 +80,6 @@ class Graphed(Launcher):
         super().__init__(function, site, mode, notes)
         #: Held for moments, and never while code of the user's runs.
         self._lock = RLock()
-        #: Held for the length of a capture by whoever gets it at once.
-        self._busy = Lock()
         self._signatures: OrderedDict[Hashable, _Signature] = OrderedDict()
         self._captures = 0
         self._device: Any = None
@@ -108,21 +111,32 @@ class Graphed(Launcher):
                     replayed = True
                 else:
                     replayed, result = False, None
-        except Exception as error:  # noqa: BLE001 - a fault of ours or of the device's: not again
-            known.refused = _text("a replay failed", error)
-            return self.eagerly(opened, arguments, named, known.refused)
+        except Passing as error:
+            return self._for_now(opened, arguments, named, str(error)[:_MOST_TEXT])
+        except Launched as error:  # to run it now would be to run it twice
+            known.refused = _text("a replay failed", error.__cause__ or error)
+            self.tell(opened, self.asked.mode, known.refused)
+            raise (error.__cause__ or error) from None
+        except Exception as error:  # noqa: BLE001 - nothing has happened yet
+            why = _text("a replay failed", error)
+            known.failed_replays += 1
+            if known.failed_replays >= _MOST_FAILURES:
+                known.refused = why
+            return self.eagerly(opened, arguments, named, why)
         if replayed:
+            known.failed_replays = 0
             self.tell(opened, self.asked.mode, "")
             return result
         if known.again > _MOST_AGAIN:
             known.refused = "what it sees on the host changes again and again between its calls"
             return self.eagerly(opened, arguments, named, known.refused)
-        if not self._busy.acquire(blocking=False):
-            return self.eagerly(opened, arguments, named, "another thread is capturing this function")
+        lock = self.notes.ground.lock
+        if not lock.acquire(blocking=False):
+            return self._for_now(opened, arguments, named, "another thread is capturing a graph: tried at a later call")
         try:
             return self._capture(opened, known, taken, arguments, named)
         finally:
-            self._busy.release()
+            lock.release()
 
     # -- finding --------------------------------------------------------------------------------------
 
@@ -162,7 +176,7 @@ class Graphed(Launcher):
                     self._values = importlib.import_module("gpu_timed.modes.torch_values")
                     self._watching = importlib.import_module("gpu_timed.modes.torch_watching")
                     graphs = importlib.import_module("gpu_timed.modes.torch_graphs")
-                    device = graphs.Device(self.notes.relaxed)
+                    device = graphs.Device(self.notes.relaxed, self.notes.ground)
                     self._capturing = Capturing(self.function, self.mode, device, self._values, self._watching)
                     self._device = device
                 except Exception as error:  # noqa: BLE001 - no torch, or one that is not known
@@ -172,7 +186,7 @@ class Graphed(Launcher):
     def _fitting(self, known: _Signature) -> Captured | None:
         """Return the graph if it is still that of the function; else let it go, to be captured anew."""
         captured = known.captured
-        if captured is not None and host_state.stale(captured.guards):
+        if captured is not None and captured.guards.stale():
             known.again += 1
             self._let_go(known)
             return None
@@ -189,6 +203,12 @@ class Graphed(Launcher):
                     captured.graph.release()
 
     # -- running --------------------------------------------------------------------------------------
+
+    def _for_now(self, opened: Any, arguments: Any, named: Any, why: str) -> Any:
+        """Run the call as it is for a cause that passes: the mode is honoured later, and nothing is to be said."""
+        if opened is not None:
+            opened.ran = Ran(EAGER.name, self.asked.mode, why)
+        return self.function(*arguments, **named)
 
     def _warm_up(self, opened: Any, known: _Signature, taken: Any, arguments: Any, named: Any) -> Any:
         """Run the user's call, eagerly and watched."""
@@ -211,7 +231,8 @@ class Graphed(Launcher):
         """Return what the host state is, and what watches a call; or why neither can be had."""
         try:
             before = host_state.Snapshot(self.function, taken.leaves, self._values.is_tensor)
-            watch = self._watching.Watch(self._device.holds, most_bytes)
+            where = self._device.where(taken.tensors[0])
+            watch = self._watching.Watch(self._device.holds, most_bytes, where, self._device.relaxed)
             if self.mode.mutates is not None:
                 for tensor in self._values.apart(self.mode.mutates(*arguments, **named))[0]:
                     watch.will_change(tensor)
@@ -270,11 +291,17 @@ class Graphed(Launcher):
         try:
             why = why or capturing.too_much(watch, taken)
             if not why:
-                drawn = drawn, self._device.random_state(taken.tensors[0])
+                drawn = self._drawn(watch, drawn, self._device.random_state(taken.tensors[0]))
                 if captured is None:
-                    captured = self._make_graph(taken, fresh, watch)
+                    captured = self._make_graph(taken, fresh, watch, draws=drawn is not None)
                 with self._lock:
                     why = capturing.compare(captured, fresh, watch, taken, result, drawn)
+        except Passing as error:
+            known.failed_captures += 1
+            if known.failed_captures < _MOST_FAILURES:
+                self._cold(opened, f"not captured now, tried at a later call: {error}"[:_MOST_TEXT], began)
+                return result
+            why = _text("could not be captured", error)
         except Exception as error:  # noqa: BLE001 - what cannot be captured, and any fault of ours
             why = _text("could not be captured", error)
         if why or captured is None:
@@ -288,6 +315,11 @@ class Graphed(Launcher):
         self._cold(opened, f"{what}{said}", began)
         return result
 
+    def _drawn(self, watch: Any, before: Any, after: Any) -> tuple[Any, Any] | None:
+        """Return where random numbers stood *before* and *after* the call, if it, and no other thread, drew some."""
+        may = watch.draws or self._device.compile_in_use()
+        return (before, after) if may and not self._device.is_same_state(before, after) else None
+
     def _prepare(self, taken: Any, arguments: Any, named: Any) -> tuple[list[Any], Any, Any, Any] | str:
         """Return the inputs as they are before the call, where random numbers stand, and what watches the call."""
         try:
@@ -295,14 +327,15 @@ class Graphed(Launcher):
             if self.mode.inputs == "copy":
                 if any(map(self._values.overlaps, fresh)):
                     return "an argument overlaps itself, as what expand() gives"
-                fresh = [self._values.standing_in(tensor) for tensor in fresh]
+                with self._device.relaxed():
+                    fresh = [self._values.standing_in(tensor) for tensor in fresh]
             drawn = self._device.random_state(taken.tensors[0])
         except Exception as error:  # noqa: BLE001 - no memory for it, say
             return _text("its inputs cannot be copied", error)
         ready = self._watch(taken, self.mode.max_state_bytes, arguments, named)
         return ready if isinstance(ready, str) else (fresh, drawn, *ready)
 
-    def _make_graph(self, taken: Any, fresh: list[Any], watch: Any) -> Captured:
+    def _make_graph(self, taken: Any, fresh: list[Any], watch: Any, *, draws: bool) -> Captured:
         with self._lock:
             graphs = [key for key, one in self._signatures.items() if one.captured is not None]
             if len(graphs) >= self.mode.max_graphs:
@@ -310,7 +343,7 @@ class Graphed(Launcher):
             self._captures += 1
         inside.depth += 1
         try:
-            made: Captured = self._capturing.make(taken, fresh, watch)
+            made: Captured = self._capturing.make(taken, fresh, watch, draws=draws)
             return made
         finally:
             inside.depth -= 1

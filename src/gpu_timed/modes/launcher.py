@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from threading import local
+from threading import Lock, local
 from typing import Any, Final, Protocol
 
 from gpu_timed.errors import ModeError
@@ -21,8 +21,34 @@ inside: Final = _Inside()
 INSIDE: Final = "inside the CUDA Graph of another site"
 
 
+class Passing(Exception):  # noqa: N818 - a cause, not a fault
+    """Why something cannot be done now, and may be the next time."""
+
+
+class Ground:
+    """What the captures of one process share: they are made one at a time, each on a stream that is nobody else's."""
+
+    def __init__(self) -> None:
+        #: Held for the length of a capture by whoever gets it at once.
+        self.lock = Lock()
+        self._streams: dict[int, list[int]] = {}
+
+    def free_stream(self, index: int) -> int | None:
+        """Return a stream of device *index* that was given back, if there is one."""
+        try:
+            return self._streams[index].pop()
+        except (KeyError, IndexError):
+            return None
+
+    def give_back(self, index: int, stream: int) -> None:
+        """Let others have *stream*, whose pool is gone. Torch keeps a workspace for each: a new one is another."""
+        self._streams.setdefault(index, []).append(stream)
+
+
 class Notes(Protocol):
     """What a launcher tells and asks the process: :class:`gpu_timed.modes.choice.Switch`."""
+
+    ground: Ground
 
     def note(self, name: str, mode: str, why: str) -> None:
         """Count it, and say it once."""

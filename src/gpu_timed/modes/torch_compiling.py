@@ -8,6 +8,7 @@ looks like; ``torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]``; and
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import types
@@ -159,8 +160,9 @@ def skips() -> int:
     return int(counters["inductor"]["cudagraph_skips"])
 
 
+@functools.cache
 def has_cuda() -> bool:
-    """Return whether there is a CUDA device."""
+    """Return whether there is a CUDA device. Asked once: torch asks the driver each time."""
     return bool(torch.cuda.is_available())
 
 
@@ -177,6 +179,8 @@ def why_no_graphs() -> str:
 
 def cloned(result: Any) -> Any:
     """Return *result* with a copy of each CUDA tensor in it, wherever it stands."""
+    if isinstance(result, torch.Tensor):  # to take a tree apart costs some 10 µs
+        return _clone(result)
     return pytree.tree_map(_clone, result)
 
 

@@ -6,7 +6,7 @@ objects their identity; of everything plain its value; how they are nested; and 
 
 from __future__ import annotations
 
-import operator
+import functools
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +27,10 @@ _TOLERANCE: Final[dict[Any, float]] = {
 order differ from run to run. Everything else must be equal."""
 
 
+_FEW: Final = 2
+"""Copies that cost less one by one than ``torch._foreach_copy_`` does for all."""
+
+
 class Taken(NamedTuple):
     """The arguments of one call."""
 
@@ -36,45 +40,55 @@ class Taken(NamedTuple):
     leaves: list[Any]
     """All of them, tensors included, in order."""
     spec: Any
+    """How they are nested; where they are not, how many have no names, and the names of the others."""
     refused: str
     """Why no graph can serve it."""
 
 
 def take(arguments: tuple[Any, ...], named: Mapping[str, Any], holds: Callable[[Any], bool], *, static: bool) -> Taken:
     """Take the arguments of a call apart. *holds* as in :class:`~gpu_timed.modes.torch_watching.Watch`."""
-    leaves, spec = pytree.tree_flatten((arguments, dict(named)))
+    leaves = [*arguments, *named.values()] if named else list(arguments)
+    spec: Any
+    if all(map(_is_leaf, map(type, leaves))):  # a tenth of the time that the tree of it takes
+        spec = len(arguments), tuple(named)
+    else:
+        leaves, spec = pytree.tree_flatten((arguments, dict(named)))
     tensors: list[Any] = []
-    flat = not named and len(leaves) == len(arguments) and all(map(operator.is_, leaves, arguments))
-    key: list[Any] = [len(leaves) if flat else spec, *_state()]  # a spec takes some microseconds to compare
+    key: list[Any] = [spec, torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+    if torch.is_autocast_enabled("cuda"):
+        key.append(torch.get_autocast_dtype("cuda"))
     refused = ""
     for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            if type(leaf) not in _TENSORS or leaf.layout is not torch.strided:
-                refused = f"an argument is a {type(leaf).__name__} of layout {leaf.layout}"
+        kind = type(leaf)
+        if kind in _TENSORS or isinstance(leaf, torch.Tensor):
+            if kind not in _TENSORS or leaf.layout is not torch.strided:
+                refused = f"an argument is a {kind.__name__} of layout {leaf.layout}"
             elif not holds(leaf):
                 refused = f"an argument is a tensor on {leaf.device}"
             tensors.append(leaf)
-            key.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad))
+            key += (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
             if static:
                 key.append(leaf.data_ptr())
         elif isinstance(leaf, _PLAIN):
-            key.append((type(leaf), leaf) if leaf.__hash__ is not None else repr(leaf))
+            key.append((kind, leaf) if leaf.__hash__ is not None else repr(leaf))
         else:
-            key.append((type(leaf), id(leaf)))
+            key.append((kind, id(leaf)))
     return Taken(tuple(key), tensors, leaves, spec, refused)
 
 
-def _state() -> tuple[Any, ...]:
-    state: list[Any] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
-    if torch.is_autocast_enabled("cuda"):
-        state.append(torch.get_autocast_dtype("cuda"))
-    return tuple(state)
+@functools.lru_cache(maxsize=1024)
+def _is_leaf(kind: type) -> bool:
+    """Return whether values of *kind* have no parts that are arguments of their own."""
+    return kind in _TENSORS or issubclass(kind, (*_PLAIN[:-2], torch.nn.Module))
 
 
 def rebuilt(taken: Taken, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of *taken*, with *tensors* in place of its own."""
     following = iter(tensors)
     leaves = [next(following) if isinstance(leaf, torch.Tensor) else leaf for leaf in taken.leaves]
+    if type(taken.spec) is tuple:
+        count, names = taken.spec
+        return tuple(leaves[:count]), dict(zip(names, leaves[count:], strict=True))
     found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, taken.spec)
     return found
 
@@ -112,9 +126,18 @@ def overlaps(tensor: Any) -> bool:
 
 def copy_into(targets: list[Any], sources: list[Any]) -> None:
     """Queue copies of *sources* into *targets*."""
-    if targets:
-        with torch.no_grad():
+    graded = torch.is_grad_enabled()
+    if graded:
+        torch.set_grad_enabled(False)
+    try:
+        if len(targets) <= _FEW:
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source)
+        else:
             torch._foreach_copy_(targets, sources)  # one launch, where dtypes and strides allow
+    finally:
+        if graded:
+            torch.set_grad_enabled(True)
 
 
 def differ(expected: Any, found: Any) -> str:

@@ -5,13 +5,14 @@ Seen are operations of torch. What kernels of Triton, Numba or CuPy change is no
 
 Private, versions seen 2.6 to 2.13: ``torch.utils._python_dispatch.TorchDispatchMode`` with its ``_should_skip_dynamo``,
 ``is_infra_mode`` and ``ignore_compile_internals``; ``OpOverload._schema``, its ``is_mutable`` and
-``alias_info.is_write``; ``UntypedStorage._cdata``.
+``alias_info.is_write``; ``OpOverload.tags``; ``UntypedStorage._cdata``.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -35,11 +36,24 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
     Args:
         holds: Whether a tensor lives where a graph can work on it.
         most_bytes: How much of what it changes is set aside, as it was before; None for nothing.
+        where: Tells the stream that is current.
+        relaxed: A context in which an allocation cannot break another thread's capture.
     """
 
-    def __init__(self, holds: Callable[[Any], bool], most_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        holds: Callable[[Any], bool],
+        most_bytes: int | None = None,
+        where: Callable[[], int] | None = None,
+        relaxed: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         super().__init__()
         self._holds = holds
+        self._relaxed = relaxed
+        self._where = where
+        self._stream = where() if where is not None else 0
+        #: Whether it works on more than one stream, and whether it may draw random numbers.
+        self.streams = self.draws = False
         self._left = most_bytes or 0
         self._saves = most_bytes is not None
         #: Content of what it changes, before: by storage.
@@ -86,6 +100,10 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
 
     def _before(self, func: Any, args: Any, kwargs: Any) -> None:
         schema = func._schema  # noqa: SLF001 - versions in the module's docstring
+        if self._where is not None and not self.streams:
+            self.streams = self._where() != self._stream
+        if not self.draws and torch.Tag.nondeterministic_seeded in func.tags:
+            self.draws = not _without_dropout(schema, args, kwargs)
         taken = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         for one in taken:
             key = one.untyped_storage()._cdata  # noqa: SLF001 - the storage itself, whatever its address
@@ -128,7 +146,8 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
             if self._left < 0:
                 self.too_much = True
             else:
-                self.before[key] = content_of(tensor)
+                with self._relaxed():
+                    self.before[key] = content_of(tensor)
 
     def _look(self, name: str, taken: list[Any]) -> None:
         if name in _READS:
@@ -138,6 +157,15 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
             self.devices.add(one.device)
             if not self._holds(one):
                 self.blocked = f"{name} works on a tensor on {one.device}, {_line()}"
+
+
+def _without_dropout(schema: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether this is attention that has been told to leave out nothing: it draws no random number then."""
+    for index, argument in enumerate(schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[index] if index < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return not given
+    return False
 
 
 def _line() -> str:
