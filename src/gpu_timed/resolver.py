@@ -161,6 +161,8 @@ class Resolver:
         """
         if self._thread is None and not self._arrivals:
             return 0
+        if self._stopping and not self.running:  # stopped by another thread: nobody will come by a barrier any more
+            return sum(isinstance(item, Span) for item in tuple(self._arrivals)) + self._waiting
         barrier = _Barrier()
         with self._lock:
             self._hurried += 1

@@ -204,7 +204,8 @@ def run(load: Load, exporter: Counted, options: argparse.Namespace, around: Any)
             while resolver.pending > CATCH_UP:
                 time.sleep(0.005)
                 if time.monotonic() - waited > STUCK_S:
-                    raise SystemExit(f"{resolver.pending} spans were not resolved within {STUCK_S:.0f} s")
+                    print(f"{resolver.pending} spans were not resolved within {STUCK_S:.0f} s", file=sys.stderr)
+                    raise SystemExit(2)
         catch_up()
         seen.append(look(load, exporter, marks, began))
         show(seen[-1])

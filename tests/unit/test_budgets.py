@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "perf"))
 
+import budget_rows
 import budgets
 
 
@@ -68,11 +69,12 @@ GOOD = {
         ]
     },
 }
+GOOD["soak_gpu"] = copy.deepcopy(GOOD["soak"])
 """Each figure is just within its budget."""
 
 
 def verdicts(parts):
-    return [row.verdict for row in budgets.rows(parts)]
+    return [row.verdict for row in budget_rows.rows(parts)]
 
 
 def changed(part, *path, value):
@@ -89,7 +91,7 @@ def test_what_is_within_its_budget_is_met():
     """All of it but what cannot be measured yet."""
     found = verdicts(GOOD)
     assert [verdict for verdict in found if verdict != "met"] == ["there is no benchmark() yet"]
-    assert len(found) == 14
+    assert len(found) == 15
 
 
 @pytest.mark.parametrize(
@@ -115,12 +117,13 @@ def test_what_is_within_its_budget_is_met():
         ("soak", ("looks", 1, "threads"), 5, 1),
         ("soak", ("looks", 1, "marks"), 2, 1),
         ("soak", ("looks", 1, "missing"), 1, 1),
+        ("soak_gpu", ("looks", 1, "rss_mb"), 100.1, 1),
     ],
 )
 def test_what_is_just_beyond_it_is_missed(part, path, value, missed):
     found = verdicts(changed(part, *path, value=value))
     assert found.count("missed") == missed
-    assert found.count("met") == 13 - missed
+    assert found.count("met") == 14 - missed
 
 
 def test_an_interval_that_is_too_wide_shows_nothing():
@@ -136,8 +139,8 @@ def test_without_marks_nothing_is_met():
     """On a machine without a card the cost of a span has no marks in it: that meets no budget."""
     parts = copy.deepcopy(GOOD)
     del parts["overhead"]["stages"]["mark placed and given back, once"]
-    assert verdicts(parts)[0] == budgets.NEEDS_A_CARD
-    assert verdicts(parts).count("met") == 11
+    assert verdicts(parts)[0] == budget_rows.NEEDS_A_CARD
+    assert verdicts(parts).count("met") == 12
 
 
 def test_what_is_not_there_says_why():
@@ -147,7 +150,7 @@ def test_what_is_not_there_says_why():
     parts["placement"] = {"absent": "needs a card"}
     parts["threads"] = {"ratio": 1.0}
     found = verdicts(parts)
-    assert found.count("met") == 10
+    assert found.count("met") == 11
     assert {"not run", "needs a card"} < set(found)
     assert any(verdict.startswith("cannot be read (KeyError") for verdict in found)
 
@@ -155,14 +158,16 @@ def test_what_is_not_there_says_why():
 def test_a_short_form_says_so():
     parts = copy.deepcopy(GOOD)
     parts["soak"]["quick"] = parts["disabled"]["quick"] = True
-    found = {row.what: row.verdict for row in budgets.rows(parts)}
+    found = {row.what: row.verdict for row in budget_rows.rows(parts)}
     assert found["disabled, no mode"] == "met"
     assert sorted(set(found.values())) == ["met", "met (short form)", "there is no benchmark() yet"]
 
 
 def test_of_what_is_missed_the_stages_are_told(capsys):
     """The dearest first, each less an empty call."""
-    budgets.show(budgets.rows(changed("overhead", "arms", "gpu_timed, unsampled parent", "added_ns", value=2_000)))
+    budget_rows.show(
+        budget_rows.rows(changed("overhead", "arms", "gpu_timed, unsampled parent", "added_ns", value=2_000))
+    )
     said = capsys.readouterr().out
     assert "an unsampled span under an unsampled parent: the wrapper alone 0.30 µs, the decision 0.40 µs" in said
     assert "mark placed" not in said  # what is met needs no telling
@@ -182,6 +187,10 @@ def test_a_script_that_fails_says_how(tmp_path, monkeypatch):
     (tmp_path / "bad.py").write_text("raise SystemExit('no such thing here')")
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
     (tmp_path / "soak.py").write_text("import sys; open(sys.argv[-1], 'w').write('{\"made\": 1}\\n{\"made\": 2}\\n')")
+    (tmp_path / "half.py").write_text("import sys; open(sys.argv[-1], 'w').write('{}'); raise KeyError('half-way')")
+    (tmp_path / "found.py").write_text("import sys; open(sys.argv[-1], 'w').write('{}'); sys.exit(True)")
+    assert budgets.run(budgets.Part("half.py"), (), 30, tmp_path) == {"absent": "failed: KeyError: 'half-way'"}
+    assert budgets.run(budgets.Part("found.py"), (), 30, tmp_path) == {}
     assert budgets.run(budgets.Part("bad.py"), (), 30, tmp_path) == {"absent": "failed: no such thing here"}
     assert budgets.run(budgets.Part("slow.py"), (), 0.2, tmp_path) == {"absent": "not done within 0 s"}
     assert budgets.run(budgets.Part("soak.py"), (), 30, tmp_path) == {"looks": [{"made": 1}, {"made": 2}]}

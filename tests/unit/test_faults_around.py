@@ -335,8 +335,10 @@ def test_headers_are_looked_at_before_the_propagator(service: Service, monkeypat
     monkeypatch.setattr(propagate, "extract", Sabotage(ALWAYS, error=TypeError).of(propagate.extract))
     with pytest.raises(gpu_timed_errors.ConfigurationError), extracted(5):  # type: ignore[arg-type]
         pass
-    with extracted({"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}):
-        assert not trace.get_current_span().get_span_context().is_valid
+    with trace.get_tracer("web").start_as_current_span("an earlier request's"):
+        with extracted({"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}):
+            assert not trace.get_current_span().get_span_context().is_valid
+        assert trace.get_current_span().get_span_context().is_valid
     assert current.ledger().snapshot()["propagation"] == 1
 
 

@@ -155,6 +155,23 @@ FUNCTIONS = (
 )
 
 
+ASKED = {
+    "boundary": {"cuEventSynchronize", "cuEventElapsedTime"},
+    "deferred": {"cuEventQuery", "cuEventElapsedTime"},
+    "device": {"cuCtxSynchronize", "cuEventSynchronize", "cuEventElapsedTime"},
+}
+"""What a span cannot have its time without, beside its marks, by its policy."""
+
+
+def reason(function: str, sync: str, code: int) -> str:
+    """Return why a span has no device time when *function* alone is refused; nothing where it may have one."""
+    if function == "cuEventRecord":
+        if 900 <= code < 910:
+            return "captured"
+        return "mark_failed" if code in (CODES["INVALID_CONTEXT"], CODES["INVALID_HANDLE"]) else "device_error"
+    return "device_error" if function in ASKED[sync] else ""
+
+
 @pytest.mark.parametrize("fresh", [True, False], ids=["at first", "later"])
 @pytest.mark.parametrize("spreads", [False, True], ids=["alone", "all"])
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -176,6 +193,12 @@ def test_a_context_that_dies_is_never_felt(function: str, spreads: bool, fresh: 
             assert [record.name for record in records] == ["inner", "outer"], problem
             for record in records:
                 assert isinstance(record.device_ns, Missing) or 0 < record.device_ns < LONG_S * 1e9, problem
+            expected = "" if fresh or spreads else reason(function, sync, code)
+            if expected:
+                assert {record.device_ns.reason for record in records} == {expected}, problem
+                assert all(record.status == "error" for record in records if expected == "device_error"), problem
+                details = {record.device_ns.detail for record in records}
+                assert details == {"" if expected == "captured" else f"CUDA_ERROR_{code}"}, problem
             now = current.ledger().snapshot()
             new = {kind for kind, count in now.items() if count > counted.get(kind, 0)} - ORDINARY
             assert new <= {"device_error"}, problem

@@ -334,6 +334,20 @@ def test_calls_go_on_being_measured_after_a_shutdown(exporter, device):
     assert resolver_threads() == []
 
 
+def test_who_waits_for_a_resolver_that_was_shut_down_does_not_wait_for_ever(device):
+    """A capture, or another thread's flush, that began before a shutdown: nobody would come by its barrier."""
+
+    def around() -> object:
+        with capture() as records:
+            gpu_timed(lambda: device.launch(1))()
+            shutdown(5.0)
+        return len(records)
+
+    found, took = timed(around)
+    assert found == 1
+    assert took < PROMPT_S
+
+
 def test_a_shutdown_leaves_the_applications_provider_running(exporter, device):
     """The application's own provider is flushed and not shut down."""
     with gpu_span("work"):
