@@ -781,8 +781,9 @@ def test_a_site_inside_another_ones_graph_has_none_of_its_own(graphs: Device) ->
     }
     for _ in range(4):
         inner(x())
+    another = gpu_timed(name="another", mode=GRAPH)(lambda a: inner(a) + 1)
     with capture() as records:  # though its calls are known at a glance
-        outer(x(1.0))
+        another(x())
     assert {record.mode_reason for record in records if record.name == "inner"} == {
         "inside the CUDA Graph of another site"
     }
