@@ -55,6 +55,7 @@ class Graph:
                 for old, new in zip(pytree.tree_leaves(results), pytree.tree_leaves(again), strict=True):
                     if isinstance(old, torch.Tensor) and key_of(old) not in taken:
                         old.copy_(new)
+        torch.rand(self._device.draws_more)
 
     def release(self) -> None:
         self.released = True
@@ -72,6 +73,8 @@ class Device:
         self.why = ""
         self.failing: Exception | None = None
         self.compiles = False
+        #: How many random numbers a replay draws more than the call: torch's counts for the whole graph.
+        self.draws_more = 0
         self.graphs: list[Graph] = []
 
     def relaxed(self) -> Any:
@@ -82,6 +85,9 @@ class Device:
 
     def refusal(self) -> str:
         return self.why
+
+    def is_capturing(self) -> bool:
+        return bool(self.why)
 
     def compile_in_use(self) -> bool:
         return self.compiles

@@ -108,6 +108,16 @@ def test_a_signature_is_shapes_dtypes_strides_static_arguments_and_grad_mode(gra
     assert f(x(), 2).tolist() == [2.0, 4.0]
 
 
+def test_minus_zero_is_not_zero(graphs: Device) -> None:
+    held = {"zero": 0.0}
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a, n: (a / n).sign() + (a / held["zero"]).sign())
+    for zero, expected in ((0.0, 2.0), (-0.0, 0.0), (float("0.0"), 2.0)):
+        for _ in range(3):
+            assert f(x(1.0), zero).item() == expected
+    held["zero"] = -0.0
+    assert f(x(1.0), 0.0).item() == 0.0
+
+
 def test_b4_graphs_are_bounded_and_so_are_captures(graphs: Device) -> None:
     f = gpu_timed(name="f", mode=CudaGraph(warmup=1, max_graphs=3))(lambda a: a + 1)
     with capture() as records:
@@ -346,6 +356,17 @@ def test_objects_among_the_arguments_are_not_kept_alive(graphs: Device) -> None:
     assert graphs.released == 4
 
 
+def test_tensors_among_the_arguments_are_not_kept_alive(graphs: Device) -> None:
+    f = gpu_timed(lambda a, b: a + b, name="f", mode=GRAPH)
+    for call in range(5):
+        given = x(), x()
+        gone = [weakref.ref(each) for each in given]
+        f(*given)
+        del given
+        assert [each() for each in gone] == [None, None], call
+    assert graphs.captures == 1
+
+
 def test_nesting_is_part_of_the_signature(graphs: Device) -> None:
     f = gpu_timed(lambda a: a[0] + 1, name="f", mode=GRAPH)
     with capture() as records:
@@ -421,6 +442,81 @@ def test_what_is_bound_anew_is_captured_anew(graphs: Device, how: str) -> None:
             assert torch.allclose(f(x()), step(x()))
     assert graphs.captures == (1 if how == "load_state_dict" else 2)
     assert graphs.replays > replays
+
+
+class Model:
+    """Adds what it holds, and does more to the state of the world if told."""
+
+    def __init__(self, does: str) -> None:
+        self.weight, self.scale, self.does = torch.ones(2), 1.0, does
+        self.cache = torch.zeros(2)
+
+    def step(self, a: Any) -> Any:
+        if self.does == "state":
+            self.cache.add_(a)
+        if self.does == "input":
+            a.add_(1)
+        y = a * self.scale + self.weight
+        return torch.nn.functional.dropout(y, 0.5) if self.does == "random" else y
+
+
+@pytest.mark.parametrize("does", ["nothing", "state", "input", "random", "unseen", "declared"])
+@pytest.mark.parametrize("how", ["bound", "plain", "moved"])
+def test_nobody_sees_what_a_stale_replay_gives_or_does(graphs: Device, does: str, how: str) -> None:
+    """What only gives outputs is asked after the launch, while the device works; all else before it.
+
+    A graph whose memory moved is never launched: it may not be there any more.
+    """
+    model, twin = Model(does), Model(does)
+    graphs.compiles = does == "unseen"
+    mode = CudaGraph(warmup=1, mutates=lambda *_: []) if does == "declared" else GRAPH
+    f = gpu_timed(model.step, name="f", mode=mode)
+    launches: list[int] = []
+    torch.manual_seed(0)
+    drawn = torch.get_rng_state()
+    for call in range(8):
+        if call == 4:
+            for one in (model, twin):
+                if how == "bound":
+                    one.weight = torch.full((2,), 5.0)
+                elif how == "plain":
+                    one.scale = 3.0
+                else:
+                    one.weight.data = torch.full((2,), 5.0)
+        given, also = x(float(call), 1.0), x(float(call), 1.0)
+        torch.set_rng_state(drawn)
+        expected = twin.step(also)
+        after = torch.get_rng_state()
+        torch.set_rng_state(drawn)
+        before = graphs.replays
+        assert torch.equal(f(given), expected), call
+        launches.append(graphs.replays - before)
+        drawn = torch.get_rng_state()
+        assert torch.equal(drawn, after), call
+        assert torch.equal(given, also), call
+        assert torch.equal(model.cache, twin.cache), call
+    compared = 0 if does == "unseen" else 1
+    thrown_away = 1 if does == "nothing" and how != "moved" else 0
+    assert launches == [0, compared, 1, 1, compared + thrown_away, 1, 1, 1]
+    assert graphs.captures == 2
+
+
+def test_calls_of_the_signature_that_was_replayed_last_are_known_at_a_glance(
+    graphs: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Holder:
+        factor = 2.0
+
+    held = Holder()
+    f = gpu_timed(name="f", mode=GRAPH)(lambda h, a, n, *, b=None: (a * h.factor, a + b, n))
+    for _ in range(3):
+        f(held, x(), 7, b=x())
+    with capture() as records, monkeypatch.context() as patch:
+        patch.setattr(torch_values, "take", lambda *_, **__: 1 / 0)
+        for value in range(3):
+            first, second, n = f(held, x(value, 1.0), 7, b=x(1.0, 1.0))
+            assert (first.tolist(), second.tolist(), n) == ([2.0 * value, 2.0], [value + 1.0, 2.0], 7)
+    assert modes(records) == ["cuda_graph"] * 3
 
 
 # -- what a graph cannot hold -----------------------------------------------------------------------------
@@ -651,6 +747,13 @@ def test_without_a_device_and_inside_a_capture_of_the_users(graphs: Device) -> N
         with capture() as records:
             assert f(x()).tolist() == [2.0, 3.0]
         assert records[0].mode_reason == why
+    graphs.why = ""
+    for _ in range(4):
+        f(x())
+    graphs.why = "the caller is capturing a graph itself"  # now that its calls are known at a glance
+    with capture() as records:
+        assert f(x()).tolist() == [2.0, 3.0]
+    assert records[0].mode_reason == graphs.why
 
 
 def test_on_this_machine_the_real_device_says_so() -> None:
@@ -676,10 +779,18 @@ def test_a_site_inside_another_ones_graph_has_none_of_its_own(graphs: Device) ->
     assert {record.mode_reason for record in records if record.name == "inner"} == {
         "inside the CUDA Graph of another site"
     }
+    for _ in range(4):
+        inner(x())
+    another = gpu_timed(name="another", mode=GRAPH)(lambda a: inner(a) + 1)
+    with capture() as records:  # though its calls are known at a glance
+        another(x())
+    assert {record.mode_reason for record in records if record.name == "inner"} == {
+        "inside the CUDA Graph of another site"
+    }
     inner_too = gpu_timed(name="alone", mode=GRAPH)(lambda a: a * 2)
     for _ in range(2):
         inner_too(x())
-    assert graphs.captures == 2
+    assert graphs.captures == 3
 
 
 def test_modules_and_methods(graphs: Device) -> None:
@@ -716,6 +827,22 @@ def test_random_numbers_go_on_as_if_there_were_no_graph(graphs: Device) -> None:
         for one in expected:
             assert torch.equal(f(given), one)
     assert modes(records)[2:] == ["cuda_graph"] * 3
+
+
+def test_a_comparison_leaves_the_random_numbers_where_the_call_left_them(graphs: Device) -> None:
+    """Whatever the replay that was compared has drawn."""
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a: torch.nn.functional.dropout(a, 0.5))
+    given = torch.ones(64)
+    torch.manual_seed(0)
+    for _ in range(2):
+        torch.nn.functional.dropout(given, 0.5)
+    expected = torch.get_rng_state()
+    torch.manual_seed(0)
+    graphs.draws_more = 3
+    for _ in range(2):
+        f(given)
+    assert graphs.captures == graphs.replays == 1
+    assert torch.equal(torch.get_rng_state(), expected)
 
 
 def test_a_replay_that_draws_other_numbers_is_no_difference(graphs: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from gpu_timed.mode_values import CudaGraph
 from gpu_timed.modes import host_state
+
+STALE: Final = object()
+"""In place of what a replay gives: the graph is not that of the function any more."""
 
 
 class Launched(Exception):  # noqa: N818 - what happened before
@@ -25,8 +28,11 @@ class Captured:
         self.changed: dict[int, Any] = {}
         #: How each output is made of the graph's: ``(kind, what)``; and how they are nested.
         self.plan: list[tuple[str, Any]] = []
-        self.spec: Any = None
+        self.together: Callable[[list[Any]], Any] = list
+        #: What is to be as it was, and whether that is to be known before a replay: it changes what outlives the call.
+        #: Else it is looked at while the device works, and nobody gets to see what a stale replay gave.
         self.guards = host_state.Guards([])
+        self.guards_first = True
         #: What the graph knows the addresses of and does not own.
         self.keep = keep
         self.replays = 0
@@ -52,6 +58,7 @@ class Capturing:
     def __init__(self, function: Callable[..., Any], mode: CudaGraph, device: Any, values: Any, watching: Any) -> None:
         self._function = function
         self.mode = mode
+        self._copies = mode.inputs == "copy"
         self._device = device
         self._values = values
         self._watching = watching
@@ -76,15 +83,18 @@ class Capturing:
         graph = self._device.capture(
             static, lambda: self._function(*positional, **by_name), by_torch=draws or watch.streams
         )
-        made = Captured(graph, static, dict(watch.outside))
+        values, of = self._values, self._watching.key_of
+        keys = [of(tensor) for tensor in taken.tensors]
+        made = Captured(graph, static, [one for key, one in watch.outside.items() if key not in keys])
         try:
-            of = self._watching.key_of
-            keys = [of(tensor) for tensor in taken.tensors]
             made.changed_inputs = [index for index, key in enumerate(keys) if key in watch.changed]
             made.changed = {key: one for key, one in watch.changed.items() if key not in keys}
-            leaves, made.spec = self._values.apart(graph.outputs)
+            leaves, spec = values.apart(graph.outputs)
             made.plan = [self._plan(leaf, static, watch) for leaf in leaves]
-            made.guards = host_state.Snapshot(self._function, taken.leaves, self._values.is_tensor).guards()
+            made.together = values.together(spec, graph.outputs)
+            snapshot = host_state.Snapshot(self._function, taken.leaves, values.is_tensor)
+            made.guards = snapshot.guards(made.keep, values.are_at)
+            made.guards_first = bool(watch.changed or draws or watch.streams) or not self.sees_all
         except Exception:
             graph.release()
             raise
@@ -104,28 +114,39 @@ class Capturing:
             return "is", leaf
         return ("clone" if self.mode.outputs == "clone" else "is"), leaf
 
-    def replay(self, captured: Captured, taken: Any) -> Any:
-        """Replay for a call; returns what it gives.
+    def replay(self, captured: Captured, tensors: Any) -> Any:
+        """Replay for a call with *tensors*; returns what it gives, or ``STALE``.
 
         Raises:
             Launched: What follows the replay failed, and the replay has changed state.
             Exception: It failed, and the call can be run as it is.
         """
-        values, static, graph, tensors = self._values, captured.static, captured.graph, taken.tensors
-        copies = self.mode.inputs == "copy"
+        values, static, graph, guards = self._values, captured.static, captured.graph, captured.guards
+        copies = self._copies
+        # Where what it reads is not any more, nothing may be launched. Whether the function reads something else by
+        # now may be asked while the device is at work on it.
+        if guards.moved() or (captured.guards_first and guards.rebound()):
+            return STALE
         graph.order()
         if copies:
             values.copy_into(static, tensors)
         graph.replay()
         changed = captured.changed_inputs
         try:
+            if not captured.guards_first and guards.rebound():
+                return STALE
             if changed and copies:
                 values.copy_into([tensors[index] for index in changed], [static[index] for index in changed])
-            return values.together(captured.made(tensors), captured.spec)
+            return captured.together(captured.made(tensors))
         except Exception as error:
             if changed or captured.changed:
                 raise Launched from error
             raise
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether all that a call may change is known: what compiled code and other kernels change is not seen."""
+        return self.mode.mutates is None and not self._device.compile_in_use()
 
     @property
     def compares(self) -> bool:

@@ -116,7 +116,9 @@ class Switch:
             ModeError: The mode cannot be honoured, and is ``strict``.
         """
         try:
-            mode = self.choose(site, arguments, named)
+            mode = site.mode
+            if self.in_force or site.mode_source is not None:
+                mode = self.choose(site, arguments, named)
             if mode is None:
                 launcher = None
             elif isinstance(mode, Eager):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from threading import RLock
@@ -21,8 +20,9 @@ from typing import Any, Final
 
 from gpu_timed.mode_values import EAGER, CudaGraph, Ran
 from gpu_timed.modes import host_state
-from gpu_timed.modes.capturing import Captured, Capturing, Launched
+from gpu_timed.modes.capturing import STALE, Captured, Capturing, Launched
 from gpu_timed.modes.launcher import INSIDE, Launcher, Notes, Passing, inside
+from gpu_timed.modes.signature import PLAIN, Signature
 from gpu_timed.site import Site
 
 _MOST_SIGNATURES: Final = 1024
@@ -38,37 +38,6 @@ PROVEN = False
 """Whether every call that asks for this mode may get it. Not yet: on an H200 a capture of ours broke one that another
 thread was making of its own, and a hundred shapes kept more memory than they may. What it does is tested on the CPU."""
 UNPROVEN: Final = "CUDA Graph mode is not proven on a device yet: CudaGraph(unproven=True) captures all the same"
-_PLAIN: Final = (int, float, bool, str, bytes, complex, type(None))
-
-
-class _Signature:
-    """What is known of one input signature."""
-
-    def __init__(self) -> None:
-        self.refused = ""
-        self.runs = 0
-        self.captured: Captured | None = None
-        #: How often it was captured anew; how often that failed for a passing cause; and replays, one after another.
-        self.again = 0
-        self.failed_captures = 0
-        self.failed_replays = 0
-        #: What the signature holds identities of. It does not keep them alive: a cache of a request is one of them.
-        self._named: list[weakref.ref[Any]] = []
-        self._kept: list[Any] = []
-
-    def holds(self, leaves: list[Any]) -> None:
-        """Take *leaves* as what it knows the identities of."""
-        for leaf in leaves:
-            if not isinstance(leaf, _PLAIN):
-                try:
-                    self._named.append(weakref.ref(leaf))
-                except TypeError:
-                    self._kept.append(leaf)
-
-    @property
-    def gone(self) -> bool:
-        """Whether something it knows by identity is no more, so that another thing may have that identity."""
-        return bool(self._named) and any(named() is None for named in self._named)
 
 
 class Graphed(Launcher):
@@ -80,7 +49,9 @@ class Graphed(Launcher):
         super().__init__(function, site, mode, notes)
         #: Held for moments, and never while code of the user's runs.
         self._lock = RLock()
-        self._signatures: OrderedDict[Hashable, _Signature] = OrderedDict()
+        self._signatures: OrderedDict[Hashable, Signature] = OrderedDict()
+        #: The signature that was replayed last, and what tells its calls.
+        self._recent: tuple[Signature, Any] | None = None
         self._captures = 0
         self._device: Any = None
         self._values: Any = None
@@ -92,25 +63,27 @@ class Graphed(Launcher):
         """See :meth:`Launcher.run`."""
         if not PROVEN and not self.mode.unproven:
             return self.eagerly(opened, arguments, named, UNPROVEN)
+        recent = self._recent
+        known: Signature | None = None
+        taken: Any = None
+        tensors: Any = None
+        why = ""
         try:
-            why, taken, known = self._find(arguments, named)
+            if recent is not None and not inside.depth and not self._device.is_capturing():
+                known, alike = recent
+                if known.captured is not None and not known.refused:
+                    tensors = alike.tensors(arguments, named)
+            if tensors is None:
+                why, taken, known = self._find(arguments, named)
         except Exception as error:  # noqa: BLE001 - rule 1
             self.notes.fault("mode", error)
-            why, taken, known = _text("gpu_timed could not look at the arguments", error), None, None
+            why, known = _text("gpu_timed could not look at the arguments", error), None
         if why or known is None:
             return self.eagerly(opened, arguments, named, why)
         if known.captured is None and known.runs < self.mode.warmup:
-            return self._warm_up(opened, known, taken, arguments, named)
+            return self._warm_up(opened, known, taken or self._take(arguments, named), arguments, named)
         try:
-            with self._lock:
-                captured = self._fitting(known)
-                every = self.mode.audit_every
-                if captured is not None and (every is None or captured.replays % every):
-                    result = self._capturing.replay(captured, taken)
-                    captured.replays += 1
-                    replayed = True
-                else:
-                    replayed, result = False, None
+            result = self._replay(known, taken.tensors if tensors is None else tensors)
         except Passing as error:
             return self._for_now(opened, arguments, named, str(error)[:_MOST_TEXT])
         except Launched as error:  # to run it now would be to run it twice
@@ -123,24 +96,27 @@ class Graphed(Launcher):
             if known.failed_replays >= _MOST_FAILURES:
                 known.refused = why
             return self.eagerly(opened, arguments, named, why)
-        if replayed:
-            known.failed_replays = 0
-            self.tell(opened, self.asked.mode, "")
+        if result is not STALE:
+            if taken is not None:
+                self._remember(known, taken, arguments, named)
+            if opened is not None:
+                opened.ran = self.asked
             return result
         if known.again > _MOST_AGAIN:
             known.refused = "what it sees on the host changes again and again between its calls"
+        if known.refused:
             return self.eagerly(opened, arguments, named, known.refused)
         lock = self.notes.ground.lock
         if not lock.acquire(blocking=False):
             return self._for_now(opened, arguments, named, "another thread is capturing a graph: tried at a later call")
         try:
-            return self._capture(opened, known, taken, arguments, named)
+            return self._capture(opened, known, taken or self._take(arguments, named), arguments, named)
         finally:
             lock.release()
 
     # -- finding --------------------------------------------------------------------------------------
 
-    def _find(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[str, Any, _Signature | None]:
+    def _find(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[str, Any, Signature | None]:
         """Return why the call is to run as it is, or nothing; its arguments; and what is known of the like."""
         device = self._device or self._make()
         if device is None:
@@ -150,10 +126,11 @@ class Graphed(Launcher):
             return why, None, None
         if inside.depth:
             return INSIDE, None, None
-        taken = self._values.take(arguments, named, device.holds, static=self.mode.inputs == "static")
+        taken = self._take(arguments, named)
         if taken.refused or not taken.tensors:
             return taken.refused or "no argument is a tensor on the device", taken, None
         with self._lock:
+            self._recent = None  # the last in order is this one
             signatures = self._signatures
             known = signatures.get(taken.key)
             if known is None or known.gone:
@@ -161,7 +138,7 @@ class Graphed(Launcher):
                     self._forget(key)
                 if len(signatures) >= _MOST_SIGNATURES:
                     self._forget(next(iter(signatures)))
-                known = signatures[taken.key] = _Signature()
+                known = signatures[taken.key] = Signature()
                 known.holds([leaf for leaf in taken.leaves if not self._values.is_tensor(leaf)])
             else:
                 signatures.move_to_end(taken.key)
@@ -183,20 +160,44 @@ class Graphed(Launcher):
                     self._given_up = _text("torch cannot be used", error)
             return self._device
 
-    def _fitting(self, known: _Signature) -> Captured | None:
-        """Return the graph if it is still that of the function; else let it go, to be captured anew."""
-        captured = known.captured
-        if captured is not None and captured.guards.stale():
-            known.again += 1
-            self._let_go(known)
-            return None
-        return captured
+    def _take(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        return self._values.take(arguments, named, self._device.holds, static=self.mode.inputs == "static")
+
+    def _replay(self, known: Signature, tensors: Any) -> Any:
+        """Replay the graph if it is still that of the function, and return what that gives; else let it go.
+
+        ``STALE`` says that a capture, or a comparison with the graph that there is, is to come.
+        """
+        every, result = self.mode.audit_every, STALE
+        with self._lock:
+            captured = known.captured
+            if captured is None:
+                return STALE
+            audits = every is not None and not captured.replays % every
+            if not audits:
+                result = self._capturing.replay(captured, tensors)
+            if result is not STALE:
+                known.failed_replays = 0
+                captured.replays += 1
+            elif not audits or captured.guards.stale():
+                known.again += 1
+                self._let_go(known)
+        return result
+
+    def _remember(self, known: Signature, taken: Any, arguments: Any, named: Any) -> None:
+        """Have the next call of the same signature know it at a glance."""
+        if self.mode.inputs == "copy":
+            if known.alike is None:
+                known.alike = self._values.alike(taken, arguments, named) or False
+            if known.alike:
+                self._recent = known, known.alike
 
     def _forget(self, key: Hashable) -> None:
         self._let_go(self._signatures.pop(key))
 
-    def _let_go(self, known: _Signature) -> None:
+    def _let_go(self, known: Signature) -> None:
         with self._lock:
+            self._recent = None
             captured, known.captured = known.captured, None
             if captured is not None:
                 with self._device.relaxed():
@@ -210,7 +211,7 @@ class Graphed(Launcher):
             opened.ran = Ran(EAGER.name, self.asked.mode, why)
         return self.function(*arguments, **named)
 
-    def _warm_up(self, opened: Any, known: _Signature, taken: Any, arguments: Any, named: Any) -> Any:
+    def _warm_up(self, opened: Any, known: Signature, taken: Any, arguments: Any, named: Any) -> Any:
         """Run the user's call, eagerly and watched."""
         began = time.perf_counter_ns()
         ready = self._watch(taken, None, arguments, named)
@@ -272,11 +273,11 @@ class Graphed(Launcher):
                     return "an output requires grad, which a replay cannot give"
                 if not self._device.holds(leaf):
                     return f"an output is a tensor on {leaf.device}"
-            elif not isinstance(leaf, _PLAIN):
+            elif not isinstance(leaf, PLAIN):
                 return f"an output is a {type(leaf).__name__}"
         return ""
 
-    def _capture(self, opened: Any, known: _Signature, taken: Any, arguments: Any, named: Any) -> Any:
+    def _capture(self, opened: Any, known: Signature, taken: Any, arguments: Any, named: Any) -> Any:
         """Run the user's call eagerly; capture it, unless it is; and hold a replay against what it gave."""
         began = time.perf_counter_ns()
         ready = self._prepare(taken, arguments, named)
@@ -348,7 +349,7 @@ class Graphed(Launcher):
         finally:
             inside.depth -= 1
 
-    def _give_up(self, known: _Signature, captured: Captured | None, why: str) -> None:
+    def _give_up(self, known: Signature, captured: Captured | None, why: str) -> None:
         known.refused, known.captured = why, None
         try:
             if captured is not None:

@@ -107,12 +107,14 @@ class Snapshot:
                 return f"{name}{_shown(key)}"
         return ""
 
-    def guards(self) -> Guards:
-        """Return what is to be the same at a replay.
+    def guards(
+        self, read: Iterable[Any] = (), are_at: Callable[[list[Any]], Callable[[list[int]], bool]] | None = None
+    ) -> Guards:
+        """Return what is to be the same at a replay. The arguments as of :class:`Guards`.
 
         Tensors wherever they stand, whether modules are training, and other plain values where they stand near.
         """
-        return Guards(self._tensors + self._near[:_MOST_GUARDS])
+        return Guards(self._tensors + self._near[:_MOST_GUARDS], read, are_at)
 
     def _cells(self, function: Callable[..., Any]) -> None:
         inside: Any = getattr(function, "__func__", function)
@@ -174,32 +176,54 @@ class Snapshot:
 
 
 class Guards:
-    """What is to be the same at a replay: (holder, key, what it was). Asked before each: some 100 ns for a tensor."""
+    """What is to be the same at a replay: (holder, key, what it was). Asked before or beside each.
 
-    def __init__(self, guards: list[tuple[Any, Any, Any]]) -> None:
+    Args:
+        guards: Some 15 ns each, for a tensor twice that: in C, one call for all of them.
+        read: Tensors that a graph reads, and that nobody may have found on the host.
+        are_at: Returns what tells whether tensors are at given addresses.
+    """
+
+    def __init__(
+        self,
+        guards: list[tuple[Any, Any, Any]],
+        read: Iterable[Any] = (),
+        are_at: Callable[[list[Any]], Callable[[list[int]], bool]] | None = None,
+    ) -> None:
         self._all = guards
         found = [guard for guard in guards if not isinstance(guard[1], _Special)]
         self._special = [guard for guard in guards if isinstance(guard[1], _Special)]
         self._holders = [holder for holder, _, _ in found]
         self._keys = [key for _, key, _ in found]
         self._were = [was[0] if type(was) is tuple else was for _, _, was in found]
-        self._tensors = [was[0] for _, _, was in found if type(was) is tuple]
-        self._addresses = [was[1] for _, _, was in found if type(was) is tuple]
-        # In C, one call for all: a loop in Python takes three times as long.
-        self._address_of = type(self._tensors[0]).data_ptr if self._tensors else id
+        known = {id(was[0]): was for _, _, was in guards if type(was) is tuple}
+        known.update((id(one), (one, one.data_ptr())) for one in read if id(one) not in known)
+        self._tensors = [one for one, _ in known.values()]
+        self._addresses = [address for _, address in known.values()]
+        self._are_at = (are_at or _are_at)(self._tensors)
 
-    def stale(self) -> bool:
-        """Return whether any of them does not hold any more."""
+    def moved(self) -> bool:
+        """Return whether memory that the graph may read is not where it was: it must not be replayed."""
+        return bool(self._tensors) and not self._are_at(self._addresses)
+
+    def rebound(self) -> bool:
+        """Return whether something else stands where what the graph knows stood, or another value."""
         try:
-            if (
-                all(map(operator.is_, map(operator.getitem, self._holders, self._keys), self._were))
-                and list(map(self._address_of, self._tensors)) == self._addresses
-                and not (self._special and _any_other(self._special))
+            if all(map(operator.is_, map(operator.getitem, self._holders, self._keys), self._were)) and not (
+                self._special and _any_other(self._special)
             ):
                 return False
         except (LookupError, TypeError):  # gone; or of a type that is asked in another way
             pass
         return _any_other(self._all)
+
+    def stale(self) -> bool:
+        """Return whether any of them does not hold any more."""
+        return self.moved() or self.rebound()
+
+
+def _are_at(tensors: list[Any]) -> Callable[[list[int]], bool]:
+    return lambda addresses: [tensor.data_ptr() for tensor in tensors] == addresses
 
 
 def _any_other(guards: list[tuple[Any, Any, Any]]) -> bool:
@@ -228,7 +252,9 @@ def _get(holder: Any, key: Any) -> Any:
 def _same(value: Any, was: Any) -> bool:
     if type(was) is tuple:  # a tensor, and its address
         return value is was[0] and value.data_ptr() == was[1]
-    return type(value) is type(was) and (value == was or (value != value and was != was))  # noqa: PLR0124 - NaN
+    if type(value) is float and type(was) is float:
+        return repr(value) == repr(was)  # NaN is NaN, and 0.0 not -0.0
+    return type(value) is type(was) and bool(value == was)
 
 
 def _shown(key: Any) -> str:

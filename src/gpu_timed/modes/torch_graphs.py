@@ -162,6 +162,11 @@ class Device:
         return "" if torch.cuda.is_available() else "no CUDA device"
 
     @staticmethod
+    def is_capturing() -> bool:
+        """Return whether the caller is capturing the current stream. Only once torch has begun with the device."""
+        return bool(torch.cuda.is_current_stream_capturing())
+
+    @staticmethod
     def compile_in_use() -> bool:
         """Return whether ``torch.compile`` is used in this process, whose kernels the dispatcher cannot see."""
         dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
