@@ -14,7 +14,7 @@ from gpu_timed.assembly import peak_book
 from gpu_timed.callables.functions import is_timed, template_for
 from gpu_timed.errors import ConfigurationError, unknown_value
 from gpu_timed.measure.contest import PARTS, Contest, Plan, Progress, Tools
-from gpu_timed.measure.contestant import Contestant, Notes
+from gpu_timed.measure.contestant import Contestant, Unsaid
 from gpu_timed.measure.stopwatch import Stopwatch
 from gpu_timed.mode_values import EAGER, Mode, mode_of
 from gpu_timed.work import COUNT, Work, check_work, one_work
@@ -147,7 +147,7 @@ class _Arms:
 
 def _contest(made: _Arms, plan: Plan, told: Progress) -> Comparison:
     tracer = current.tracer()
-    notes = Notes(current.ledger(), current.modes.ground, current.modes.cold, current.modes.relaxed)
+    notes = Unsaid(current.modes)
     contestants = [Contestant(name, function, mode, notes) for name, function, mode in made.held]
     tools = Tools(
         stopwatch=Stopwatch(tracer.locator, tracer.host),

@@ -105,7 +105,7 @@ def test_hidden_state_is_refused_and_reset_makes_it_work(square: Any) -> None:
 
     x = torch.randn(1, 256, device="cuda")
     found = compare(step, (x,), modes=("eager", GRAPH), budget_s=2, profile=False)
-    assert "position" in found.refused or "differ" in found.refused, found.refused
+    assert any(word in found.refused for word in ("position", "cache", "differ")), found.refused
 
     def reset() -> None:
         position.zero_()

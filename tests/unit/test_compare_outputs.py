@@ -244,7 +244,7 @@ def test_what_is_too_large_to_copy_is_told_by_its_version(monkeypatch: pytest.Mo
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
     monkeypatch.setattr(graphed, "PROVEN", True, raising=False)
-    monkeypatch.setattr(torch_graphs, "Device", lambda relaxed: made)
+    monkeypatch.setattr(torch_graphs, "Device", lambda *_: made)
     return made
 
 

@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from gpu_timed.ledger import Ledger
 from gpu_timed.mode_values import EAGER, Compile, Eager, Mode, Ran
 from gpu_timed.modes.compiled import Compiled
 from gpu_timed.modes.graphed import Graphed
-from gpu_timed.modes.launcher import Ground, Launcher
+from gpu_timed.modes.launcher import Launcher, Notes
 from gpu_timed.site import Site
 
 AS_GIVEN: Final = "as_given"
 """The mode of an arm that is a function of its own."""
 
 
-class Notes:
-    """What a launcher tells: the comparison says itself what ran, so that nothing is logged or counted."""
+class Unsaid:
+    """The *notes* of the process, but for one thing: how an arm did not run is left to the comparison.
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        ground: Ground,
-        cold: Callable[[str, int], None],
-        relaxed: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._ledger = ledger
-        self.ground = ground
-        self.cold = cold
-        self.relaxed = relaxed
+    It is neither logged nor counted.
+    """
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
 
     def note(self, name: str, mode: str, why: str) -> None:
         """Leave it to the comparison."""
 
-    def fault(self, kind: str, error: BaseException) -> None:
-        """Count a fault of gpu_timed's own."""
-        self._ledger.fault(kind, error)
+    def __getattr__(self, name: str) -> Any:
+        """Leave everything else to the process."""
+        return getattr(self._notes, name)
 
 
 class _Opened:
@@ -53,7 +45,7 @@ class Contestant:
         name: Of the arm.
         function: What is called.
         mode: How; None for a function that is an arm by itself.
-        notes: What a launcher tells; not needed for what no launcher runs.
+        notes: :class:`Unsaid`, of the process; not needed for what no launcher runs.
     """
 
     def __init__(
@@ -61,7 +53,7 @@ class Contestant:
         name: str,
         function: Callable[..., Any],
         mode: Mode | None,
-        notes: Notes | None = None,
+        notes: Any = None,
     ) -> None:
         self.name = name
         self.function = function
