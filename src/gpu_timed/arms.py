@@ -23,6 +23,11 @@ NOT_RUN: Final = Missing("not_run")
 NO_DEVICE: Final = Missing("no_device")
 
 
+def not_measured(name: str) -> str:
+    """Return why an arm is refused of which nothing else is known than that the baseline called *name* was."""
+    return f"{name} was not measured"
+
+
 class FirstCall(NamedTuple):
     """One call of an arm before it was warm."""
 

@@ -225,6 +225,7 @@ def test_hidden_state_is_refused_and_reset_makes_it_work(device: FakeDevice) -> 
     assert words(found) == [None]
     assert found.verdicts[0].reason.startswith("a was not measured")
     assert not len(found.arm("a").samples)
+    assert not any("reset= is called" in note for note in found.notes)
 
     def reset() -> None:
         count[0] = 0
@@ -347,6 +348,14 @@ def test_an_arm_that_raises_says_why_and_the_others_go_on(device: FakeDevice) ->
     found = compare({"a": broken, "b": kernel(device)})
     assert found.refused == "ValueError: no such kernel"
     assert not found.arm("b").samples.wall_ns
+
+
+def test_a_function_that_was_given_no_arguments_says_where_they_come_from(device: FakeDevice) -> None:
+    found = compare({"a": lambda x: x, "b": lambda x: x})
+    assert found.refused.startswith("TypeError: ")
+    assert found.refused.endswith("(no arguments were given: args=, or --args-from on the command line, gives them)")
+    assert found.notes == ()
+    assert "no arguments" not in compare({"a": lambda x: x, "b": lambda x: x}, args=(1, 2)).refused
 
 
 def test_an_interrupt_comes_out_and_everything_is_put_back(device: FakeDevice) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from gpu_timed.analysis.timeline import HostSpan, summarised, timelines
-from gpu_timed.arms import Comparison, Diagnosis, Point, Samples, Verdict
+from gpu_timed.arms import Comparison, Diagnosis, Point, Samples, Verdict, not_measured
 from gpu_timed.errors import MissingExtraError
 from gpu_timed.record import Missing
 from gpu_timed.step_timeline import Kernel, OperatorGaps, ProfiledSteps, StepTimeline
@@ -307,6 +307,41 @@ def test_the_answer_comes_with_both_times_and_what_limits_the_baseline_before_th
     assert [text.index(one) for one in order] == sorted(text.index(one) for one in order)
     device = dataclasses.replace(held.verdicts[0], quantity="device")
     assert "2.96 ms in place of 21.5 ms" in words.headline(dataclasses.replace(held, verdicts=(device,)))[0]
+
+
+def test_a_refusal_says_nothing_of_times_and_nothing_twice() -> None:
+    held = believe.host_only()
+    arms = tuple(dataclasses.replace(arm, samples=Samples(), refused=not_measured("eager")) for arm in held.arms)
+    arms = (dataclasses.replace(arms[0], refused="boom"), *arms[1:])
+    found = dataclasses.replace(held, arms=arms, baseline="eager", refused="boom", verdicts=(), diagnoses={}, notes=())
+    assert list(words.troubles(found)) == []
+    assert words.TIMES not in words.honesty(found)
+    assert words.TIMES in words.honesty(held)
+    other = (arms[0], dataclasses.replace(arms[1], refused="no memory"))
+    assert list(words.troubles(dataclasses.replace(found, arms=other))) == [
+        f"{arms[1].name} was not measured: no memory."
+    ]
+    fell = believe.comparison(kernels=30)
+    verdict = dataclasses.replace(fell.verdicts[1], reason=f"it ran as eager: {fell.arms[2].reason}")
+    assert list(words.troubles(fell))
+    assert not list(words.troubles(dataclasses.replace(fell, verdicts=(fell.verdicts[0], verdict))))
+
+
+def test_what_limits_all_arms_alike_is_said_once() -> None:
+    held = believe.comparison(kernels=30)
+    assert [heading for heading, _ in words.limits(held)] == ["eager: launch-bound", "cuda_graph: device-bound"]
+    later = dataclasses.replace(held, baseline="cuda_graph")
+    assert [heading for heading, _ in words.limits(later)] == ["cuda_graph: device-bound", "eager: launch-bound"]
+    unknown = Diagnosis(bound="unknown", sentences=("No device.",))
+    same = dataclasses.replace(held, diagnoses={"eager": unknown, "cuda_graph": unknown})
+    assert list(words.limits(same)) == [("all arms: what limits is not known", ("No device.",))]
+    cells = next(row.cells for row in words.rows(same) if row.name == "bound")
+    assert cells[:2] == ("not known", "not known")
+
+
+def test_names_of_arms_stay_whole_in_the_table_of_a_sweep() -> None:
+    text = believe.swept(kernels=30).to_text(80)
+    assert "reduce-overhead" in text[: text.index("batch = 1")]
 
 
 def test_hashes_of_compiled_graphs_are_not_shown() -> None:

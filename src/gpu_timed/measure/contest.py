@@ -14,7 +14,7 @@ from typing import Any, Final
 from gpu_timed.analysis.concluding import conclude
 from gpu_timed.analysis.deciding import LEVEL, PRECISION, Decider
 from gpu_timed.analysis.diagnosing import break_even, diagnose, same_kernels_as_graph
-from gpu_timed.arms import NOT_PROFILED, NOT_RUN, Agreement, Arm, ColdPhase, Comparison
+from gpu_timed.arms import NOT_PROFILED, NOT_RUN, Agreement, Arm, ColdPhase, Comparison, not_measured
 from gpu_timed.ledger import Ledger
 from gpu_timed.measure import outputs, seeds, step_profile
 from gpu_timed.measure.contestant import Arguments, Contestant
@@ -44,6 +44,7 @@ _SLOWED: Final = (
     "Kernels were recorded in this process before, by an earlier comparison: launches are slower since then, those of "
     "eager arms most. A new process gives the times that users see."
 )
+_NO_ARGUMENTS: Final = " (no arguments were given: args=, or --args-from on the command line, gives them)"
 _ALONE: Final = (
     "Wall: one call at a time, each waited for. Calls that are queued behind each other hide launching that these show."
 )
@@ -169,7 +170,7 @@ class Contest:
             },
             refused=base.refused,
             environment=environment(watch, arms, self._load),
-            notes=(*self._notes, _ALONE),
+            notes=(*self._notes, *([_ALONE] if measured else [])),
             seed=plan.seed,
             blocks=0 if decider is None else decider.blocks,
             calls_per_turn={lane.name: lane.calls for lane in self._lanes if lane.took},
@@ -184,13 +185,15 @@ class Contest:
         eager_first = sorted(self._lanes, key=lambda lane: (lane is not self._base, lane.contestant.mode != EAGER.name))
         for index, lane in enumerate(eager_first):
             if self._base.failed:
-                lane.failed = lane.failed or f"{self._base.name} was not measured"
+                lane.failed = lane.failed or not_measured(self._base.name)
                 continue
             self._progress(_FIRST * index // len(eager_first), PARTS, f"{lane.name}: first calls")
             try:
                 lane.failed = self._ready(lane)
             except Exception as error:  # noqa: BLE001 - the arm says why, and the others go on
                 lane.failed = describe(error)
+                if isinstance(error, TypeError) and not any(self._plan.arguments):
+                    lane.failed += _NO_ARGUMENTS
         try:
             if not self._base.failed and any(self._elsewhere(lane) for lane in self._running):
                 self._watch.whole_device = True

@@ -84,7 +84,9 @@ def check(
         why_not = f"two calls from the same inputs differ: {agreement.text} ({said})"
     elif moved and reset is None:
         why_not = f"a call changes {moved}, so that no two of them are alike ({_REMEDY})"
-    note = f"reset= is called before each call, outside of what is timed; a call changes {moved}" if moved else ""
+    note = ""
+    if moved and reset is not None:
+        note = f"reset= is called before each call, outside of what is timed; a call changes {moved}."
     return Steady(why_not, expected, agreement, draws, note)
 
 

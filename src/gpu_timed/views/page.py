@@ -99,16 +99,14 @@ def _answer(found: Comparison) -> Iterator[str]:
         yield f'<div class="answer {_CLASSES[verdict.word]}"><p>{escape(text)}</p></div>'
     for text in words.troubles(found):
         yield f'<p class="trouble">{escape(text)}</p>'
-    yield from _why(found, [found.baseline])
+    yield from _why(list(words.limits(found))[:1])
 
 
-def _why(found: Comparison, names: Iterable[str]) -> Iterator[str]:
-    """Say what limits each of the arms with *names*."""
-    for name in names:
-        diagnosis = found.diagnoses.get(name)
-        if diagnosis is not None:
-            yield f'<h3>{escape(name)}: {escape(words.BOUNDS[diagnosis.bound])}</h3><ul class="why">'
-            yield "".join(f"<li>{escape(text)}</li>" for text in diagnosis.sentences) + "</ul>"
+def _why(limits: Iterable[tuple[str, Iterable[str]]]) -> Iterator[str]:
+    """Say what limits some arms."""
+    for heading, sentences in limits:
+        yield f'<h3>{escape(heading)}</h3><ul class="why">'
+        yield "".join(f"<li>{escape(text)}</li>" for text in sentences) + "</ul>"
 
 
 def _evidence(found: Comparison, name: str) -> Iterator[str]:
@@ -123,10 +121,10 @@ def _evidence(found: Comparison, name: str) -> Iterator[str]:
     if "stretches" in drawable:
         yield "<h2>A typical stretch of it</h2>"
         yield _figure(plots.stretches(found, f"{name}-s"), _STRETCHES)
-    others = [arm for arm in found.diagnoses if arm != found.baseline]
+    others = list(words.limits(found))[1:]
     if others:
         yield f"<h2>What limits the {'others' if len(others) > 1 else 'other'}</h2>"
-        yield from _why(found, others)
+        yield from _why(others)
     if found.arms and not found.refused:
         yield "<h2>The figures</h2>"
         yield from _table(found)

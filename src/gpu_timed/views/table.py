@@ -15,6 +15,7 @@ from gpu_timed.arms import Comparison, Verdict
 from gpu_timed.views import words
 
 _STYLES: Final = {"faster": "green", "slower": "red", "same": "cyan", "ambiguous": "yellow", None: "yellow"}
+_LONGEST_NAME: Final = 24
 _BEYOND_ASCII: Final = {"µ": "u", "\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "─": "-", "…": "."}
 
 
@@ -59,9 +60,9 @@ def _answer(console: Console, found: Comparison) -> None:
         _line(console, Text(sentence, _style(verdict)))
     for sentence in words.troubles(found):
         _line(console, Text(sentence, "yellow"), indent=2)
-    for name, diagnosis in found.diagnoses.items():
-        _line(console, Text(f"{name}: {words.BOUNDS[diagnosis.bound]}", "bold"), indent=2)
-        for sentence in diagnosis.sentences:
+    for heading, sentences in words.limits(found):
+        _line(console, Text(heading, "bold"), indent=2)
+        for sentence in sentences:
             _line(console, Text(sentence), indent=4)
 
 
@@ -78,8 +79,11 @@ def _figures(found: Comparison) -> Table:
 def _swept(console: Console, found: Comparison) -> None:
     """Print a line for each arm at each value, then what each point says."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
-    for name in (found.sweep, "arm", *words.SWEPT):
-        table.add_column(Text(name), justify="left" if name in (found.sweep, "arm") else "right")
+    longest = max(len(arm.name) for point in found.points for arm in point.comparison.arms)
+    table.add_column(Text(found.sweep))
+    table.add_column(Text("arm"), min_width=min(longest, _LONGEST_NAME), overflow="fold")
+    for name in words.SWEPT:
+        table.add_column(Text(name), justify="right")
     before = None
     for value, arm, cells in words.swept(found):
         table.add_row("" if value == before else Text(value), Text(arm), *map(Text, cells))

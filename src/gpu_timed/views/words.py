@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Final, NamedTuple
 
-from gpu_timed.arms import NOT_PROFILED, Arm, Comparison, Diagnosis, Verdict
+from gpu_timed.arms import NOT_PROFILED, Arm, Comparison, Diagnosis, Verdict, not_measured
 from gpu_timed.record import Missing
 from gpu_timed.step_timeline import ProfiledSteps, spoken
 
@@ -162,7 +162,7 @@ def rows(found: Comparison) -> Iterator[Row]:
     yield from each("device", lambda arm: middle(arm.samples.device_ns), "Between two marks; gaps included.")
     yield from each("busy", profile(lambda seen: duration(seen.busy_ns)), "At least one kernel or copy ran.")
     yield from each("busy ratio", diagnosed(lambda held: share(held.busy_ratio)), "Busy (profiled) / wall (not).")
-    yield from each("bound", diagnosed(lambda held: BOUNDS[held.bound]))
+    yield from each("bound", diagnosed(lambda held: BOUNDS[held.bound].removeprefix("what limits is ")))
     yield from each("kernels a call", profile(lambda seen: number(seen.kernels)))
     yield from each("launches a call", profile(lambda seen: number(seen.launches)), "Calls that gave the device work.")
     yield from each("gaps a call", profile(lambda seen: number(seen.gap_count)), "Times in which nothing ran.")
@@ -209,9 +209,11 @@ def troubles(found: Comparison) -> Iterator[str]:
     said = "".join(headline(found))
     for arm in found.arms:
         if arm.refused:
+            if found.refused and arm.refused == not_measured(found.baseline):
+                continue
             if arm.refused.rstrip(".") not in said:
                 yield _stopped(f"{arm.name} was not measured: {arm.refused}")
-        elif not arm.honoured and not isinstance(arm.ran, Missing):
+        elif not arm.honoured and not isinstance(arm.ran, Missing) and (arm.reason.rstrip(".") or NONE) not in said:
             yield _stopped(f"{arm.name} ran as {arm.ran}: {arm.reason}")
         if arm.strayed:
             yield _stopped(f"{arm.name}: {arm.strayed}")
@@ -256,13 +258,25 @@ def honesty(found: Comparison) -> list[str]:
         for arm in arms
         if isinstance(arm.timeline, Missing) and arm.timeline != NOT_PROFILED
     }
-    said = [TIMES]
+    said = [TIMES] if any(len(arm.samples) for arm in arms) else []
     if profiles:
         said += [BUSY, GAPS]
     said += [_stopped(f"No kernel records of some arms, so no busy time nor gaps: {text}") for text in sorted(missing)]
     said += [note for one in (found, *(point.comparison for point in found.points)) for note in one.notes]
     said += [note for seen in profiles for note in seen.notes]
     return list(dict.fromkeys(said))
+
+
+def limits(found: Comparison) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Return what limits each arm, as a heading and sentences, the baseline's first; what all have in common, once."""
+    held = found.diagnoses
+    same = {(one.bound, one.sentences) for one in held.values()}
+    if len(same) == 1 and len(held) > 1:
+        ((bound, sentences),) = same
+        yield f"all arms: {BOUNDS[bound]}", sentences
+        return
+    for name in sorted(held, key=lambda one: one != found.baseline):
+        yield f"{name}: {BOUNDS[held[name].bound]}", held[name].sentences
 
 
 def middle(values: tuple[int, ...] | Missing) -> str:
