@@ -127,6 +127,7 @@ def test_every_capture_leaves_the_pool_one_user_and_the_last_word_is_the_pools(m
     assert (machine.users, machine.allocating, machine.capturing) == (1, False, False)
     assert machine.executables == {1, 2, 3}
     assert [graph.outputs for graph in graphs] == ["outputs"] * 3
+    assert device.held() == 1 << 21  # all three share it
     graphs[0].release()
     graphs[0].release()
     assert machine.executables == {2, 3}
