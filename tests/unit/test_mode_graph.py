@@ -276,6 +276,14 @@ def test_b2_an_argument_that_raw_kernels_change_unseen_is_noticed(graphs: Device
     assert "changes an argument by what is no operation of torch" in records[-1].mode_reason
 
 
+def test_nan_among_the_arguments_is_no_change_of_them(graphs: Device) -> None:
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a: a.isnan())
+    with capture() as records:
+        for _ in range(3):
+            assert f(x(1.0, float("nan"))).tolist() == [False, True]
+    assert modes(records)[2:] == ["cuda_graph"]
+
+
 @pytest.mark.parametrize("where", ["attribute", "closure", "argument", "list"])
 def test_host_state_that_changes_is_never_replayed(graphs: Device, where: str) -> None:
     class Counts:
