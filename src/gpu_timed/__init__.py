@@ -6,8 +6,8 @@ The rooms, from the top down; each looks down only:
 
     cli  instrumentation                         the commands, and OpenTelemetry's way to switch it on
     targets                                      timing by name, with no change to the code
-    timed  configuration  propagation  testing  doctor  selftest  compile_caches   the doors
-    measure                                      many calls, well: what the self-test runs
+    timed  configuration  propagation  testing  doctor  selftest  comparison  …   the doors
+    measure                                      many calls, well: self-test and comparison
     current ← tracer ← resolver ← reading ← span the engine
     clocks  warmth  context  export  callables   where time, causes, parents, sinks and wrappers come from
     modes                                        how the work is launched
@@ -22,7 +22,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpu_timed.arms import Comparison
     from gpu_timed.cache_facts import CacheReport, PinReport
+    from gpu_timed.comparison import compare
     from gpu_timed.compile_caches import caches, pin_caches, watch_cache
     from gpu_timed.configuration import configure
     from gpu_timed.current import flush, shutdown
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CacheReport",
     "Cause",
+    "Comparison",
     "Compile",
     "ConfigurationError",
     "CudaGraph",
@@ -70,6 +73,7 @@ __all__ = [
     "WorkDone",
     "caches",
     "carry",
+    "compare",
     "configure",
     "diagnose",
     "extracted",
@@ -86,6 +90,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "compare": "comparison",
+    "Comparison": "arms",
     "carry": "propagation",
     "extracted": "propagation",
     "inject": "propagation",

@@ -65,7 +65,7 @@ def configure(
         vitals_interval_s: Seconds between two such readings; 0 switches them off.
         max_pending: Spans that may wait for the device at once.
         max_queue: Finished spans that may wait to be handed on.
-        poll_ms: Milliseconds between two looks at pending marks.
+        poll_ms: Milliseconds between two looks at pending marks. Each look takes the interpreter from the application.
         exit_timeout_s: Seconds the end of the process may take to deliver what is left.
 
     Raises:

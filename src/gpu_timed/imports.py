@@ -83,11 +83,20 @@ class ImportWatch(importlib.abc.MetaPathFinder):
         self._finding.name = fullname
         try:
             spec = importlib.util.find_spec(fullname)
+        except Exception:  # noqa: BLE001 - the other finders are asked after us, and raise it themselves
+            return None
         finally:
             self._finding.name = None
-        if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _Between(spec.loader, self, fullname)
+        try:
+            if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                spec.loader = _Between(spec.loader, self, fullname)
+        except Exception as error:  # noqa: BLE001 - a loader of the user's that cannot be looked at
+            self.failed(error)
         return spec
+
+    def failed(self, error: Exception) -> None:
+        """Count what went wrong here: the user's import goes on."""
+        self._fault("import_hook", error)
 
     def executed(self, module: ModuleType, name: str, took_ns: int) -> None:
         """Take note that *module* was executed under *name*, within *took_ns* nanoseconds."""
@@ -104,8 +113,8 @@ class ImportWatch(importlib.abc.MetaPathFinder):
     def _call(self, module: ModuleType, then: Then) -> None:
         try:
             then(module)
-        except Exception as error:  # noqa: BLE001 - the user's import goes on
-            self._fault("import_hook", error)
+        except Exception as error:  # noqa: BLE001
+            self.failed(error)
 
 
 class _Between(importlib.abc.Loader):
@@ -128,7 +137,11 @@ class _Between(importlib.abc.Loader):
         module.__loader__ = self._inner
         began = time.perf_counter_ns()
         self._inner.exec_module(module)
-        self._watch.executed(module, self._name, time.perf_counter_ns() - began)
+        took_ns = time.perf_counter_ns() - began
+        try:
+            self._watch.executed(module, self._name, took_ns)
+        except Exception as error:  # noqa: BLE001
+            self._watch.failed(error)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -14,13 +14,15 @@ import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Final, Generic, ParamSpec, TypeVar, cast
 
+from gpu_timed import current
 from gpu_timed.context import wire
 from gpu_timed.errors import ConfigurationError, NotCallableError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_FAULT: Final = "propagation"
 
 
 def carry(function: Callable[P, R]) -> Callable[P, R]:
@@ -71,9 +73,14 @@ def inject() -> dict[str, str]:
     """Return the current trace as headers for another process: HTTP, gRPC metadata, a message on a queue.
 
     They are written by OpenTelemetry's global propagator: W3C ``traceparent``, ``tracestate`` and ``baggage``, unless
-    ``OTEL_PROPAGATORS`` says otherwise. Outside of any trace there are none.
+    ``OTEL_PROPAGATORS`` says otherwise. Outside of any trace there are none, nor where a propagator raises, which is
+    counted.
     """
-    return wire.inject()
+    try:
+        return wire.inject()
+    except Exception as error:  # noqa: BLE001 - a propagator of the application's: the request goes out without
+        current.ledger().fault(_FAULT, error)
+        return {}
 
 
 @contextlib.contextmanager
@@ -82,7 +89,7 @@ def extracted(carrier: Mapping[str, str] | Iterable[tuple[Any, Any]]) -> Iterato
 
     ``with extracted(request.headers): …`` is all that a server or a consumer needs. The context in the block is
     what arrived and nothing else: without a (readable) ``traceparent`` its spans are roots, whatever was current
-    before.
+    before. So they are where a propagator raises, which is counted.
 
     Args:
         carrier: Headers, as a mapping or as pairs, their names in any case; text or bytes.
@@ -93,15 +100,16 @@ def extracted(carrier: Mapping[str, str] | Iterable[tuple[Any, Any]]) -> Iterato
     try:
         items: Any = getattr(carrier, "items", None)  # http.client's and email's messages are no Mappings
         pairs: Iterable[Any] = carrier if items is None else items()
-        token = wire.attach(pairs)
+        headers = wire.carrier(pairs)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
             f"extracted() takes headers, as a mapping or as pairs, not {type(carrier).__name__} ({error})."
         ) from None
+    token = _attach(headers)
     try:
         yield
     finally:
-        wire.detach(token)
+        _detach(token)
 
 
 class _Carried(Generic[P, R]):
@@ -117,13 +125,35 @@ class _Carried(Generic[P, R]):
         return self._context.copy().run(self._function, *args, **kwargs)
 
     def __reduce__(self) -> Any:
-        return _arrived, (self._function, self._context.copy().run(wire.inject))
+        return _arrived, (self._function, self._context.copy().run(inject))
 
 
 def _arrived(function: Callable[..., Any], headers: Mapping[str, str]) -> _Carried[..., Any]:
     context = contextvars.Context()  # not what this process happened to be forked in
-    context.run(wire.attach, headers.items())
+    context.run(_attach, wire.carrier(headers.items()))
     return _Carried(function, context)
+
+
+def _attach(headers: Mapping[str, str]) -> Any:
+    """Make what *headers* say the current context; returns what :func:`_detach` needs. Never raises."""
+    found: Any = None
+    try:
+        found = wire.extract(headers)
+    except Exception as error:  # noqa: BLE001 - a propagator of the application's: a trace of its own, then
+        current.ledger().fault(_FAULT, error)
+    try:
+        return wire.attach(found)
+    except Exception as error:  # noqa: BLE001
+        current.ledger().fault(_FAULT, error)
+        return None
+
+
+def _detach(token: Any) -> None:
+    try:
+        if token is not None:
+            wire.detach(token)
+    except Exception as error:  # noqa: BLE001
+        current.ledger().fault(_FAULT, error)
 
 
 def _is(question: Callable[[Any], bool], target: Any) -> bool:

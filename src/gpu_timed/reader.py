@@ -26,6 +26,7 @@ from gpu_timed.span import FAULT, NEW_SHAPE, Span
 MOST_CLOCKS: Final = 64
 """Clocks for which the resolver's thread stays in relaxed capture mode. A process has one or two."""
 _PENDING: Final = Missing("pending")
+_MARK_FAILED: Final = "mark_failed"
 _TORCHS_OWN: Final = "cuda init"
 """The probe that sees torch set the device up, and says how long that took."""
 
@@ -94,6 +95,8 @@ class Reader:
             self._ledger.count("device_error")  # its events are of no more use
         else:
             self._release(marks)
+        if isinstance(record.device_ns, Missing) and record.device_ns.reason == _MARK_FAILED:
+            self._ledger.count(_MARK_FAILED)
         if "anchor_fault" in span.quality:
             self._ledger.count("anchor_fault")
         if span.unmarked:

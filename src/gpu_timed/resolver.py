@@ -26,6 +26,8 @@ from gpu_timed.settings import Settings
 from gpu_timed.span import Span
 
 _HURRIED_S: Final = 0.0002
+_EARLY: Final = 1024
+"""Spans that have arrived since the last look, a power of two: with so many the next one comes before its time."""
 _GRACE_S: Final = 0.1
 _SHARE_FOR_DEVICE: Final = 0.6
 """Of the time for ending: what may go into waiting for the device. The rest is for handing on."""
@@ -98,13 +100,15 @@ class Resolver:
         """Take a span whose call has returned."""
         if self.dead:
             return  # a forked child: the span is the parent's
-        if self._stopping or len(self._arrivals) >= self.settings.max_queue:
+        arrivals = self._arrivals
+        held = len(arrivals)
+        if self._stopping or held >= self.settings.max_queue:
             self._ledger.count("after_shutdown" if self._stopping else "dropped_queue_full")
             self.abandon(span, _LOST if self._stopping else _OVERFLOW)
             span.admission.let_go()
             return
-        self._arrivals.append(span)
-        if self._idle:
+        arrivals.append(span)
+        if self._idle or held & (_EARLY - 1) == _EARLY - 1:
             self._rouse()
 
     def take_in(self, span: Span) -> None:
@@ -157,6 +161,8 @@ class Resolver:
         """
         if self._thread is None and not self._arrivals:
             return 0
+        if self._stopping and not self.running:  # stopped by another thread: nobody will come by a barrier any more
+            return sum(isinstance(item, Span) for item in tuple(self._arrivals)) + self._waiting
         barrier = _Barrier()
         with self._lock:
             self._hurried += 1

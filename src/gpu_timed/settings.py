@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 from collections.abc import Mapping
@@ -60,7 +61,7 @@ class Settings:
     """Spans that may wait for the device at once; beyond it calls are exported without a device time."""
     max_queue: int = 100_000
     """Finished spans that may wait for their sinks; beyond it they are dropped and counted."""
-    poll_ms: float = 20.0
+    poll_ms: float = 250.0
     """Milliseconds between two looks at pending marks."""
     exit_timeout_s: float = 5.0
     """Seconds the end of the process may take to resolve and hand over what is left."""
@@ -120,7 +121,9 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     for variable in environment:
         if variable.startswith("GPU_TIMED_") and variable not in known:
             near = difflib.get_close_matches(variable, known, n=1)
-            logger.warning("gpu_timed: unknown setting %s%s", variable, f"; did you mean {near[0]}?" if near else "")
+            hint = f"; did you mean {near[0]}?" if near else ""
+            with contextlib.suppress(Exception):  # a handler or filter of the application's that raises
+                logger.warning("gpu_timed: unknown setting %s%s", variable, hint)
     return Settings(**values)
 
 

@@ -70,10 +70,7 @@ def apply_targets(targets: str | Iterable[str] | None = None, *, script: bool = 
     attempts = [_Attempt(target) for target in parsed]
     current.targets().extend(attempts)
     for attempt in attempts:
-        if attempt.target.module != MAIN:
-            current.imports().when_imported(attempt.target.module, attempt.on_module)
-        elif not script:
-            attempt.on_module(sys.modules[MAIN])
+        attempt.begin(script=script)
     return AppliedTargets(attempts)
 
 
@@ -132,6 +129,16 @@ class _Attempt:
     def state(self) -> TargetState:
         return TargetState(self.target.text, self._status, self._detail)
 
+    def begin(self, *, script: bool) -> None:
+        """Wait for the module; of a script that offers its definitions, for these."""
+        try:
+            if self.target.module != MAIN:
+                current.imports().when_imported(self.target.module, self.on_module)
+            elif not script:
+                self.on_module(sys.modules[MAIN])
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not keep the program from starting
+            self._fail("refused", f"cannot be waited for ({type(error).__name__}).")
+
     def on_module(self, module: ModuleType) -> None:
         """Put the timed one in the place of what *module* holds."""
         if self._status == "waiting":
@@ -176,6 +183,12 @@ class _Attempt:
     # -- inside ---------------------------------------------------------------------------------------
 
     def _try(self, action: Callable[[], None]) -> None:
+        try:
+            self._do(action)
+        except Exception as error:  # noqa: BLE001 - an error or a name of the user's that has no text
+            self._fail("refused", f"cannot be replaced ({type(error).__name__}).")
+
+    def _do(self, action: Callable[[], None]) -> None:
         try:
             action()
         except _NotThereError as error:

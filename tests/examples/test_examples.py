@@ -42,7 +42,8 @@ def run(name: str, folder: Path, *, driver: str | None = None, code: int = 0, **
     held = {key: value for key, value in os.environ.items() if not key.startswith(("OTEL_", "GPU_TIMED_", "NUMBA_"))}
     held.pop("TRITON_INTERPRET", None)
     # Warnings that are the example's own fail it; those of the libraries it uses are theirs.
-    held |= {"HOME": str(folder), "PYTHONWARNINGS": "error:::__main__", "PYTHONPATH": str(ROOT / "src"), **environment}
+    path = os.pathsep.join(part for part in (str(ROOT / "src"), held.get("PYTHONPATH", "")) if part)
+    held |= {"HOME": str(folder), "PYTHONWARNINGS": "error:::__main__", "PYTHONPATH": path, **environment}
     command = [sys.executable, str(EXAMPLES / name)] if driver is None else [sys.executable, "-c", driver]
     done = subprocess.run(command, cwd=folder, env=held, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == code, done.stdout + done.stderr
@@ -103,7 +104,7 @@ def test_every_example_is_run_here_and_stays_short() -> None:
     """One idea a file, 30 to 80 lines, and none without a test."""
     tests = Path(__file__).read_text()
     found = sorted(EXAMPLES.glob("*.py"))
-    assert len(found) == 7
+    assert len(found) == 8
     for example in found:
         assert f'run("{example.name}", tmp_path' in tests, example
         assert 30 <= len(example.read_text().splitlines()) <= 80, example
@@ -359,3 +360,17 @@ def test_kernels(tmp_path: Path) -> None:
             launch = span.attributes["gpu_timed.launch.duration_ns"]
             index = span.attributes["gpu_timed.call.index"]
             assert f"{name}, launch {index}: host {launch} ns, device {device}" in told
+
+
+def test_compare_modes(tmp_path: Path) -> None:
+    """Both comparisons end in a verdict or say why there is none, and the page stands by itself."""
+    for package in ("torch", "scipy", "matplotlib"):
+        pytest.importorskip(package)
+    told = run("compare_modes.py", tmp_path)
+    for said in ("batch = 1\n", "batch = 256\n", "busy ratio", "the same as a page: gpu_timed-compare.html"):
+        assert said in told
+    assert re.search(r"cuda_graph is \w+ than eager|No verdict on cuda_graph: .+", told)
+    assert re.search(r"^row by row is (slower|faster|same|ambiguous): .+", told, re.MULTILINE)
+    page = (tmp_path / "gpu_timed-compare.html").read_text(encoding="utf-8")
+    assert page.count("</svg>") >= 4
+    assert not re.search(r"""(?:src|href)=["']http""", page)

@@ -6,11 +6,12 @@ Nothing here imports torch by itself, so that the arithmetic can be tried withou
 from __future__ import annotations
 
 import math
-import platform
 import statistics
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+
+import surroundings
 
 FLOOR_NS = 1_300
 """What a pair of marks may add to queued work: 1.25 µs on an H200, by steps of 32 ns."""
@@ -88,18 +89,8 @@ def realtime_less_monotonic_ns() -> int:
 
 def environment(torch: Any) -> dict[str, Any]:
     """Return card, driver, versions and date."""
-    from gpu_timed.clocks import cuda_devices
-    from gpu_timed.diagnosis.versions import installed_version
-
-    names = ("gpu-timed", "cupti-python", "nvidia-cuda-cupti", "numpy", "cupy-cuda13x", "cupy-cuda12x")
     return {
-        "card": torch.cuda.get_device_name(),
-        "driver": cuda_devices.driver_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"),
-        **{name: version for name in names if (version := installed_version(name))},
+        **surroundings.environment(torch, "cupti-python", "nvidia-cuda-cupti", "numpy", "cupy-cuda13x", "cupy-cuda12x"),
         "note": "kernel records were on throughout: launches are some 12 % slower with them, graph replays some 17 %",
     }
 

@@ -15,7 +15,6 @@ import contextlib
 import gc
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,12 +24,14 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from surroundings import environment
 
 from gpu_timed import configure, current, flush, gpu_timed
 from gpu_timed.span import Span
 
 CALLS = 200
 FAR = trace.SpanContext(1 << 100, 1 << 50, is_remote=True, trace_flags=trace.TraceFlags(0))
+UNSAMPLED = trace.NonRecordingSpan(FAR)
 USUAL = "OpenTelemetry span, two torch events"
 PLAIN = "OpenTelemetry span alone"
 OURS = "gpu_timed, deferred"
@@ -108,7 +109,7 @@ def arms(torch: Any) -> dict[str, Arm]:
     found = {
         "bare call": Arm(bare),
         "gpu_timed, every=1000000 (left out)": Arm(gpu_timed(every=1_000_000)(lambda: None)),
-        "gpu_timed, unsampled parent": Arm(deferred(lambda: None), lambda: trace.use_span(trace.NonRecordingSpan(FAR))),
+        "gpu_timed, unsampled parent": Arm(deferred(lambda: None), lambda: trace.use_span(UNSAMPLED)),
         "gpu_timed, unsampled root": Arm(deferred(lambda: None), lambda: global_provider(never)),
         "the sampler of the line above alone": Arm(ask_sampler),
         OURS: Arm(deferred(lambda: None)),
@@ -175,6 +176,7 @@ def stages(rounds: int) -> dict[str, float]:
     parts: dict[str, Callable[[], Any]] = {
         "an empty call": lambda: None,
         "decision, ids, parent (admit)": lambda: gate.admit(site.name, {}),
+        "decision under an unsampled parent": lambda: gate.admit(site.name, {}),
         "span object": lambda: Span(tracer, site, 0, admission, {}, "deferred", "host"),
         "context attached and detached": lambda: gate.detach(gate.attach(span)),
         "where the work goes (locate), once": locator.locate,
@@ -185,10 +187,12 @@ def stages(rounds: int) -> dict[str, float]:
     found: dict[str, list[float]] = {name: [] for name in parts}
     for _ in range(rounds):
         for name, part in parts.items():
-            begin = time.perf_counter_ns()
-            for _ in range(CALLS):
-                part()
-            found[name].append((time.perf_counter_ns() - begin) / CALLS)
+            around = trace.use_span(UNSAMPLED) if "unsampled" in name else contextlib.nullcontext()
+            with around:
+                begin = time.perf_counter_ns()
+                for _ in range(CALLS):
+                    part()
+                found[name].append((time.perf_counter_ns() - begin) / CALLS)
     return {name: statistics.median(values) for name, values in found.items()}
 
 
@@ -226,16 +230,11 @@ def main() -> None:
     if cuda is not None:
         cuda.ones(1, device="cuda")
         cuda.cuda.synchronize()
-    environment = {
-        "card": cuda.cuda.get_device_name() if cuda is not None else "none",
-        "torch": cuda.__version__ if cuda is not None else "",
-        "python": sys.version.split()[0],
-        "date": time.strftime("%Y-%m-%d"),
-    }
-    print(environment)
+    where = environment(cuda)
+    print(where)
     found = report(measure(cuda, options.rounds), stages(options.rounds))
     if options.json:
-        options.json.write_text(json.dumps({"environment": environment, **found}, indent=1))
+        options.json.write_text(json.dumps({"environment": where, **found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A long run: does anything grow, and is every span exported or counted?
 
-    python tests/perf/soak.py [--spans 10000000] [--minutes M] [--piece 250000] [--json FILE] [--gpu]
+    python tests/perf/soak.py [--spans 10000000] [--seconds S] [--piece 250000] [--warm-up 50000] [--json FILE] [--gpu]
 
 Spans of every kind, in turn: nested, failing, left out by ``every=``, generators, coroutines, blocks, a boundary, a
 function that writes to its span, and a chain of contexts in which each call begins the next. In a process of a
@@ -9,8 +9,9 @@ there is: resident memory, threads, live objects, marks in use, and the limits t
 line for each piece is appended, so that runs can be added up. It fails if spans are missing, if memory grew by more
 than 50 MB for a million spans, or if a mark was not given back.
 
-Without ``--gpu`` the device is make-believe and its clock moves as it is told. With it, real kernels on real streams,
-in pieces of 60 s (``--minutes``).
+Without ``--gpu`` the device is make-believe and its clock moves as it is told; with it, real kernels on real streams.
+``--seconds`` ends a run by time, the warm-up included, with six looks on the way: runs of some minutes on a card add
+up to a long one. All spans of a run are made on one thread, and it waits for the resolver where that falls behind.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ from gpu_timed.testing import FakeDevice, use_device
 US = 1_000
 GROWTH_MB = 50.0
 """For each million spans: DESIGN's budget."""
-WARM_UP = 50_000
-"""Spans before the first look: pools, caches and rings fill."""
+LOOKS = 6
+"""Of a run that is ended by time; the first ends the warm-up, if that was not over before."""
+STUCK_S = 120.0
+"""Without a span resolved for so long, the run is given up."""
 CATCH_UP = 5_000
 """Spans waiting, from which on the caller waits for the resolver: what is dropped would only be counted."""
 
@@ -197,8 +200,12 @@ def run(load: Load, exporter: Counted, options: argparse.Namespace, around: Any)
             for _ in range(50):
                 load.round()
             catch_up()
+            waited = time.monotonic()
             while resolver.pending > CATCH_UP:
                 time.sleep(0.005)
+                if time.monotonic() - waited > STUCK_S:
+                    print(f"{resolver.pending} spans were not resolved within {STUCK_S:.0f} s", file=sys.stderr)
+                    raise SystemExit(2)
         catch_up()
         seen.append(look(load, exporter, marks, began))
         show(seen[-1])
@@ -206,13 +213,16 @@ def run(load: Load, exporter: Counted, options: argparse.Namespace, around: Any)
             with options.json.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(seen[-1]) + "\n")
 
-    until(lambda: load.made >= WARM_UP)
-    if options.minutes:
-        for minute in range(1, options.minutes + 1):
-            until(lambda end=began + 60 * minute: time.monotonic() >= end)
+    warm_up = options.warm_up
+    if options.seconds:
+        piece_s = options.seconds / LOOKS
+        until(lambda: load.made >= warm_up or time.monotonic() >= began + piece_s)
+        for piece in range(2, LOOKS + 1):
+            until(lambda end=began + piece * piece_s: time.monotonic() >= end)
     else:
+        until(lambda: load.made >= warm_up)
         for piece in range(1, -(-options.spans // options.piece) + 1):
-            end = min(piece * options.piece, options.spans) + WARM_UP
+            end = min(piece * options.piece, options.spans) + warm_up
             until(lambda end=end: load.made >= end)
     return seen
 
@@ -243,6 +253,7 @@ def verdict(seen: list[dict[str, Any]]) -> list[str]:
     if last["threads"] > first["threads"]:
         found.append(f"{last['threads']} threads, {first['threads']} at first")
     print(f"memory: {grown:+.1f} MB in {millions:.2f} million spans; objects: {last['objects'] - first['objects']:+,}")
+    print(f"{(last['made'] - first['made']) / max(0.1, last['seconds'] - first['seconds']):,.0f} spans a second")
     return found
 
 
@@ -274,7 +285,8 @@ def main() -> None:
     """Run, and say whether all is well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spans", type=int, default=10_000_000)
-    parser.add_argument("--minutes", type=int, default=0, help="run for so long instead, in pieces of 60 s")
+    parser.add_argument("--seconds", type=float, default=0.0, help="run for so long instead")
+    parser.add_argument("--warm-up", type=int, default=50_000, help="spans before the first look: pools and rings fill")
     parser.add_argument("--piece", type=int, default=250_000)
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--json", type=Path)

@@ -119,6 +119,7 @@ def main() -> None:
     options = parser.parse_args()
 
     import torch
+    from surroundings import environment
     from workloads import LlamaStep, mlp_graph
 
     from gpu_timed import configure, flush, shutdown
@@ -133,14 +134,8 @@ def main() -> None:
     )
     assert receiver.stdout is not None
     configure(exporter="otlp", endpoint=receiver.stdout.readline().strip())
-    environment = {
-        "card": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "python": sys.version.split()[0],
-        "cores": os.cpu_count(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
-    print(environment)
+    where = environment(torch)
+    print(where)
     results: dict[str, Any] = {}
     wait = torch.cuda.synchronize
     if options.replays:
@@ -157,7 +152,7 @@ def main() -> None:
     print("\n", shutdown(10), "\n", counts)
     receiver.terminate()
     if options.json:
-        options.json.write_text(json.dumps({"environment": environment, "steps": results, "counts": counts}, indent=1))
+        options.json.write_text(json.dumps({"environment": where, "steps": results, "counts": counts}, indent=1))
 
 
 if __name__ == "__main__":

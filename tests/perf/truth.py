@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from surroundings import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 from workloads import LlamaStep, mlp_graph
@@ -124,18 +125,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = measure()
-    environment = {
-        "card": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": sys.version.split()[0],
-        "date": time.strftime("%Y-%m-%d"),
-    }
-    print(environment)
+    where = environment(torch)
+    print(where)
     for name, row in found.items():
         print(f"{name:34s}", "  ".join(f"{key} {value:10.2f}" for key, value in row.items()))
     if options.json:
-        options.json.write_text(json.dumps({"environment": environment, "rows": found}, indent=1))
+        options.json.write_text(json.dumps({"environment": where, "rows": found}, indent=1))
 
 
 if __name__ == "__main__":

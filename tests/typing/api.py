@@ -8,6 +8,7 @@ from typing import assert_type
 
 from gpu_timed import (
     CacheReport,
+    Comparison,
     Compile,
     CudaGraph,
     DevicePeaks,
@@ -20,6 +21,7 @@ from gpu_timed import (
     WorkDone,
     caches,
     carry,
+    compare,
     diagnose,
     extracted,
     flush,
@@ -159,3 +161,10 @@ assert_type(in_a_mode(1), str)
 assert_type(in_a_mode_of_its_arguments(1), str)
 with use_mode(Compile("reduce-overhead", fullgraph=True), match="decode*"):
     in_a_mode(1)
+
+compared = compare(in_a_mode, (1,), modes=("eager", CudaGraph()), sweep=None)
+assert_type(compared, Comparison)
+assert_type(compare({"a": abs, "b": float}, args=lambda batch: (batch,), sweep={"batch": [1, 8]}), Comparison)
+assert_type(compared.arms[0].samples.wall_ns, tuple[int, ...])
+assert_type(compared.verdicts[0].ratio, float | Missing)
+assert_type(compared.points[0].comparison, Comparison)

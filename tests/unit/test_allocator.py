@@ -53,12 +53,12 @@ def test_what_grew_since_the_last_reading_is_noted_once(torch: Torch) -> None:
     ("taken", "usual", "first"),
     [
         (5 * MS, [2 * MS] * 8, False),
-        (5 * MS, [2 * MS] * 7 + [MS], False),
+        (5 * MS, [MS] + [2 * MS] * 7, False),
         (5 * MS, [MS, MS], False),
         (99_000, USUAL, True),
         (99_000, [1_000] * 8, False),
     ],
-    ids=["usual", "usual but for the last", "too few known", "short though first", "short"],
+    ids=["usual", "usual but for one", "too few known", "short though first", "short"],
 )
 def test_a_call_that_is_not_suspect_reads_nothing(torch: Torch, taken: int, usual: list[int], first: bool) -> None:
     torch.counts["num_device_alloc"] = 3

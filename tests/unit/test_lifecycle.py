@@ -294,6 +294,24 @@ def test_a_record_can_be_waited_for_without_a_provider(device):
 # -- shutdown ---------------------------------------------------------------------------------------------
 
 
+def test_many_spans_are_looked_at_before_their_time(device):
+    """The thread looks rarely, so as to leave the interpreter alone, but not so rarely that spans pile up."""
+    configure(poll_ms=60_000)
+    step = gpu_timed(name="step", sync="deferred")(lambda: device.launch(1_000))
+    with capture() as records:
+        step()
+        deadline = time.monotonic() + 30
+        while current.tracer().resolver._idle and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.05)  # roused by the first, it sleeps for a minute by now
+        for _ in range(1_100):
+            step()
+            device.run_dry()
+        while len(records) < 1_000 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(records) >= 1_000
+
+
 def test_calls_go_on_being_measured_after_a_shutdown(exporter, device):
     """``shutdown()`` delivers what is left and ends the thread; the next call starts anew and is delivered too."""
 
@@ -314,6 +332,20 @@ def test_calls_go_on_being_measured_after_a_shutdown(exporter, device):
     assert shutdown(5)
     assert shutdown(5)
     assert resolver_threads() == []
+
+
+def test_who_waits_for_a_resolver_that_was_shut_down_does_not_wait_for_ever(device):
+    """A capture, or another thread's flush, that began before a shutdown: nobody would come by its barrier."""
+
+    def around() -> object:
+        with capture() as records:
+            gpu_timed(lambda: device.launch(1))()
+            shutdown(5.0)
+        return len(records)
+
+    found, took = timed(around)
+    assert found == 1
+    assert took < PROMPT_S
 
 
 def test_a_shutdown_leaves_the_applications_provider_running(exporter, device):

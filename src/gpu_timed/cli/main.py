@@ -132,6 +132,70 @@ def selftest(
     raise typer.Exit(found.exit_code)
 
 
+@app.command()
+def compare(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODULE:FUNCTION …", help="What to compare: one function in several modes, or several functions."
+        ),
+    ],
+    *,
+    args_from: Annotated[
+        str | None, typer.Option(help="module:function that returns the arguments, as a tuple.")
+    ] = None,
+    modes: Annotated[
+        str | None, typer.Option(help="With commas between; eager,cuda_graph,reduce-overhead unless given.")
+    ] = None,
+    baseline: Annotated[str | None, typer.Option(help="Arm that the others are held against.")] = None,
+    budget: Annotated[float, typer.Option(help="Seconds to measure for; first calls come on top.")] = 20.0,
+    reset: Annotated[
+        str | None, typer.Option(help="module:function that puts back what a call changes; called before each.")
+    ] = None,
+    sweep: Annotated[
+        str | None, typer.Option(help="Keyword of the --args-from function and its values: batch=1,8,32.")
+    ] = None,
+    by: Annotated[str, typer.Option(help="The time that verdicts are about: wall or device.")] = "wall",
+    outputs: Annotated[
+        str, typer.Option(help="compare, or ignore: do not hold outputs against each other.")
+    ] = "compare",
+    seed: Annotated[int | None, typer.Option(help="By which blocks are shuffled.")] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile/--no-profile", help="Record kernels of a few calls at the end.")
+    ] = True,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write everything as JSON; - is stdout.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
+) -> None:
+    """Say whether a function is launch-bound, and which mode or which of several functions is faster, by how much.
+
+    Exits with 0, whatever is faster, or with 1 where nothing could be compared; 2 is an option that cannot be used.
+    """
+    from gpu_timed.cli import compare as room  # noqa: PLC0415 - brings the engine
+
+    errors = Console(stderr=True)
+    try:
+        asked = room.prepare(
+            targets,
+            args_from=args_from,
+            modes=modes,
+            baseline=baseline,
+            reset=reset,
+            sweep=sweep,
+            json=json,
+            html=html,
+            errors=errors,
+            budget_s=budget,
+            by=by,
+            outputs=outputs,
+            seed=seed,
+            profile=profile,
+        )
+        found = asked.run(Console(), errors)
+    except GpuTimedError as error:
+        _refuse(errors, error)
+    raise typer.Exit(found.exit_code)
+
+
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     context: typer.Context,

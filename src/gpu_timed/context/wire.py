@@ -34,12 +34,17 @@ def inject() -> dict[str, str]:
     return carrier
 
 
-def attach(headers: Iterable[tuple[Any, Any]]) -> Any:
-    """Make what *headers* say the current context, and nothing else; returns what :func:`detach` needs.
+def extract(headers: Mapping[str, str]) -> Context:
+    """Return what *headers*, as :func:`carrier` returns them, say.
 
     It begins from nothing: what an earlier request left behind on this thread is not this one's parent.
     """
-    return otel_context.attach(propagate.extract(_carrier(headers), Context()))
+    return propagate.extract(headers, Context())
+
+
+def attach(context: Context | None) -> Any:
+    """Make *context*, or nothing at all, the current one; returns what :func:`detach` needs."""
+    return otel_context.attach(Context() if context is None else context)
 
 
 def detach(token: Any) -> None:
@@ -50,7 +55,7 @@ def detach(token: Any) -> None:
         pass
 
 
-def _carrier(headers: Iterable[tuple[Any, Any]]) -> Mapping[str, str]:
+def carrier(headers: Iterable[tuple[Any, Any]]) -> Mapping[str, str]:
     """Return *headers* under lower-case names: HTTP's have no case, and ASGI's are bytes. Repeated ones are joined."""
     found: dict[str, str] = {}
     for raw_name, raw_value in headers:

@@ -82,6 +82,7 @@ KINDS: Final[Mapping[str, _Kind]] = {
         "spans that met an error of the device",
         "it may come from earlier work: CUDA_LAUNCH_BLOCKING=1 tells",
     ),
+    "mark_failed": _Kind("warning", "spans that the driver refused to mark", "their records say why (device_ns)"),
     "anchor_fault": _Kind("note", "spans whose place in time contradicted what was known of the device's clock"),
     "context_moved": _Kind("note", "spans whose caller had left another context behind"),
     "boundary_without_asyncio": _Kind(
@@ -104,6 +105,11 @@ KINDS: Final[Mapping[str, _Kind]] = {
         "note", "use_mode() blocks under GPU_TIMED_DISABLED", "give the sites they are about mode='eager'"
     ),
     "inputs_unreadable": _Kind("note", "calls with a tensor whose shape could not be read while cuDNN tunes itself"),
+    "propagation": _Kind(
+        "warning",
+        "times that a trace did not go along with a request: a propagator raised",
+        "see the log for the first",
+    ),
     "provider_raised": _Kind("warning", "times that the provider raised while flushing", "see the log for the first"),
     "vitals_given_up": _Kind(
         "warning",

@@ -9,6 +9,7 @@ looks like; ``torch._dynamo.utils.counters["inductor"]``, of it ``cudagraph_skip
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import types
@@ -165,8 +166,9 @@ def partitions() -> int:
     return int(counters["inductor"]["cudagraph_partitions"])
 
 
+@functools.cache
 def has_cuda() -> bool:
-    """Return whether there is a CUDA device."""
+    """Return whether there is a CUDA device. Asked once: torch asks the driver each time."""
     return bool(torch.cuda.is_available())
 
 
@@ -183,6 +185,8 @@ def why_no_graphs() -> str:
 
 def cloned(result: Any) -> Any:
     """Return *result* with a copy of each CUDA tensor in it, wherever it stands."""
+    if isinstance(result, torch.Tensor):  # to take a tree apart costs some 10 µs
+        return _clone(result)
     return pytree.tree_map(_clone, result)
 
 

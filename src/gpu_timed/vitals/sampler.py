@@ -147,8 +147,14 @@ class Sampler:
             self._ledger.fault("vitals", error)
         finally:
             self._ended = not self._stopping
+            self._close(nvml)
+
+    def _close(self, nvml: Nvml | None) -> None:
+        try:
             if nvml is not None:
                 nvml.close()
+        except Exception as error:  # noqa: BLE001
+            self._ledger.fault("vitals", error)
 
     def _go_on(self, nvml: Nvml) -> None:
         load = HostLoad()

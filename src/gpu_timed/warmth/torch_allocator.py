@@ -49,7 +49,7 @@ class AllocatorWatch:
 
 
 def _is_unusual(taken_ns: int, usual_ns: list[int]) -> bool:
-    if len(usual_ns) < _ENOUGH or taken_ns <= _MANY * usual_ns[-1]:
+    if len(usual_ns) < _ENOUGH or taken_ns <= _MANY * min(usual_ns):
         return False
     return taken_ns > _MANY * sorted(usual_ns)[len(usual_ns) // 2]
 

@@ -1,0 +1,79 @@
+"""The verdict of each arm: none where it would be about something else than what was asked."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpu_timed.analysis.deciding import Decider
+from gpu_timed.analysis.likeness import unlike
+from gpu_timed.arms import Arm, Quantity, Verdict
+from gpu_timed.record import NOT_SET, Missing
+
+_DRAWS: Final = (
+    "; it draws random numbers, which modes may draw in another order: outputs='ignore' says not to compare them"
+)
+
+_ALL_THE_SAME: Final = {("faster", "mine"), ("slower", "other")}
+"""Words that stand though circumstances differed: the one that had the worse was the faster."""
+
+
+def conclude(
+    arm: Arm, baseline: Arm, decider: Decider | None, *, quantity: Quantity, draws: bool = False, compared: bool = True
+) -> Verdict:
+    """Return the verdict of *arm* against *baseline*.
+
+    Args:
+        arm: With samples, or with the reason why there are none.
+        baseline: The same of what it is held against.
+        decider: Holds the blocks; None where nothing was measured.
+        quantity: Which time is compared.
+        draws: Whether the function draws random numbers.
+        compared: Whether outputs that are not known to agree stand in the way.
+    """
+    why_not = _why_not(arm, baseline, draws=draws, compared=compared)
+    if decider is None:
+        why_not = why_not or "nothing was measured"
+        return Verdict(arm=arm.name, against=baseline.name, word=None, reason=why_not, quantity=quantity)
+    found = decider.interval(arm.name) if _measured(arm) and _measured(baseline) else None
+    said = decider.say(arm.name) if not why_not else None
+    if said is not None:
+        apart = unlike(arm.turns, baseline.turns)
+        if apart.text and (said.word, apart.handicapped) in _ALL_THE_SAME:
+            said = said._replace(reason=f"{said.reason}, although {apart.text}")
+        elif apart.text:
+            said, why_not = None, apart.text
+    return Verdict(
+        arm=arm.name,
+        against=baseline.name,
+        word=None if said is None else said.word,
+        reason=why_not if said is None else said.reason,
+        quantity=quantity,
+        ratio=NOT_SET if found is None else found.ratio,
+        low=NOT_SET if found is None else found.low,
+        high=NOT_SET if found is None else found.high,
+        level=decider.level,
+        blocks=decider.blocks,
+        more=NOT_SET if said is None or said.more is None else said.more,
+    )
+
+
+def _measured(arm: Arm) -> bool:
+    return not arm.refused and len(arm.samples) > 0
+
+
+def _why_not(arm: Arm, baseline: Arm, *, draws: bool, compared: bool) -> str:
+    if baseline.refused:
+        return f"{baseline.name} was not measured: {baseline.refused}"
+    if arm.refused:
+        return arm.refused
+    for one in (arm, baseline):
+        if not one.honoured:
+            whose = "it" if one is arm else one.name
+            return f"{whose} was asked to run as {one.mode} and ran as {one.ran}: {one.reason or 'nobody knows why'}"
+        if one.strayed:
+            return f"{'' if one is arm else one.name + ': '}{one.strayed}"
+    if compared and not isinstance(baseline.agreement, Missing) and not baseline.agreement.equal:
+        return f"the outputs of {baseline.name} did not stay the same: {baseline.agreement.text}"
+    if compared and not isinstance(arm.agreement, Missing) and not arm.agreement.equal:
+        return f"its outputs differ: {arm.agreement.text}{_DRAWS if draws else ''}"
+    return ""

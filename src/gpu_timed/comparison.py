@@ -1,0 +1,280 @@
+"""The door of a comparison: is it launch-bound, and which mode pays?"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, get_args
+
+from gpu_timed import current
+from gpu_timed.analysis.ratios import need_scipy
+from gpu_timed.arms import Comparison, Point, Quantity
+from gpu_timed.assembly import peak_book
+from gpu_timed.callables.functions import is_timed, template_for
+from gpu_timed.errors import ConfigurationError, unknown_value
+from gpu_timed.measure.contest import PARTS, Contest, Plan, Progress, Tools
+from gpu_timed.measure.contestant import Contestant, Unsaid
+from gpu_timed.measure.stopwatch import Stopwatch
+from gpu_timed.mode_values import EAGER, Mode, mode_of
+from gpu_timed.work import COUNT, Work, check_work, one_work
+
+Function = Callable[..., Any]
+Outputs = Literal["compare", "ignore"]
+MODES: Final = ("eager", "cuda_graph", "reduce-overhead")
+_LONGEST_S: Final = 3_600.0
+_FLUSH_S: Final = 2.0
+
+
+def compare(
+    fn: Function | Mapping[str, Function],
+    args: Sequence[Any] | Callable[..., Sequence[Any]] = (),
+    kwargs: Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None = None,
+    *,
+    modes: Sequence[str | Mode] | None = None,
+    baseline: str | None = None,
+    reset: Callable[[], object] | None = None,
+    budget_s: float = 20.0,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    work: Work | Callable[..., Work] | None = None,
+    seed: int | None = None,
+    outputs: Outputs = "compare",
+    tolerance: float | None = None,
+    by: Quantity = "wall",
+    profile: bool = True,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Run a function in several modes, or several functions, and say which is faster, by how much, and why.
+
+    ::
+
+        result = compare(step, args=(x,))                       # eager, cuda_graph and reduce-overhead
+        result = compare({"old": old, "new": new}, args=(x,))   # two functions, from equal inputs
+
+    Every arm is called until it is warm; those first calls are measured apart. Then all take turns in short blocks, in
+    an order drawn anew for each, until the interval of the ratio of their times is narrow enough, or *budget_s* is up.
+    Last comes a profiled pass of a few calls, from which busy time and gaps are. No span is made meanwhile, by this or
+    any other thread of the process, and nothing is exported. Never call it in a service that serves.
+
+    The function must do the same in every call: it is called with the same arguments again and again. One that changes
+    its arguments or state is refused, unless *reset* puts them back.
+
+    Args:
+        fn: What is compared, in each of *modes*; or several functions by name, each as it is. A ``gpu_timed`` wrapper
+            is taken off.
+        args: Its arguments by position. May be a function that makes them, of the keyword of *sweep* where there is
+            one.
+        kwargs: Its arguments by name, likewise.
+        modes: As :func:`gpu_timed.gpu_timed` takes them; only with a single function.
+        baseline: Name of the arm that the others are held against: ``eager``, or the first of several functions.
+        reset: Called before each call, outside of what is timed. Puts back what the function changes. A CUDA Graph of a
+            function that changes host state is refused all the same, unless its mode says so: ``CudaGraph(reset=...)``.
+        budget_s: Seconds for the blocks. First calls (compiling!) and the profiled pass take what they take.
+        sweep: One keyword and its values, as in ``{"batch": [1, 8, 32]}``: one comparison for each, in ``points``.
+        work: What one call has to do, to tell memory-bound from compute-bound; or a function of the call's arguments.
+        seed: By which blocks are shuffled, and sources of random numbers set before outputs are compared. They are put
+            back. None draws one, which is in the result.
+        outputs: ``compare`` gives no verdict about an arm whose outputs differ from the baseline's.
+        tolerance: Part of a number, and of the usual size of its array, by which outputs may differ. None takes that of
+            the type of number.
+        by: The time that verdicts are about: the wall's (from the call until the device has done it), or the device's.
+        profile: Whether to make the profiled pass.
+        progress: Called with how much is done, of how much, and what is being done.
+
+    Returns:
+        Arms, samples, verdicts and what follows. An arm that cannot run says why; so does a comparison that cannot be
+        made. Neither raises.
+
+    Raises:
+        ConfigurationError: An option cannot be used.
+        MissingExtraError: SciPy is not installed.
+    """
+    need_scipy()
+    _check(budget_s, outputs, by, tolerance=tolerance, seed=seed, reset=reset)
+    _check_work(work)
+    made = _arms(fn, modes, baseline)
+    number = random.SystemRandom().getrandbits(31) if seed is None else seed
+
+    def one(told: Progress, **value: Any) -> Comparison:
+        positional, named = _arguments(args, kwargs, value)
+        stated = work if work is None or isinstance(work, Work) else one_work(work(*positional, **named))
+        plan = Plan(
+            name=made.name,
+            baseline=made.baseline,
+            arguments=(positional, named),
+            budget_ns=round(budget_s * 1e9),
+            seed=number,
+            reset=reset,
+            outputs=outputs == "compare",
+            tolerance=tolerance,
+            by_device=by == "device",
+            work=stated,
+            profile=profile,
+        )
+        return _contest(made, plan, told)
+
+    told = progress or _nobody
+    if sweep is None:
+        return one(told)
+    keyword, values = _sweep(sweep, args, kwargs)
+    points = []
+    for index, value in enumerate(values):
+
+        def of_all(done: int, total: int, text: str, index: int = index, value: Any = value) -> None:
+            told(index * PARTS + done * PARTS // total, PARTS * len(values), f"{keyword}={value}: {text}")
+
+        points.append(Point(value, one(of_all, **{keyword: value})))
+    return Comparison(
+        name=made.name,
+        arms=(),
+        baseline=made.baseline,
+        environment=points[-1].comparison.environment,
+        seed=number,
+        seconds=sum(point.comparison.seconds for point in points),
+        sweep=keyword,
+        points=tuple(points),
+    )
+
+
+class _Arms:
+    """What is to be compared: name and function of each arm, and its mode."""
+
+    def __init__(self, name: str, baseline: str, held: list[tuple[str, Function, Mode | None]]) -> None:
+        self.name = name
+        self.baseline = baseline
+        self.held = held
+
+
+def _contest(made: _Arms, plan: Plan, told: Progress) -> Comparison:
+    tracer = current.tracer()
+    notes = Unsaid(current.modes)
+    contestants = [Contestant(name, function, mode, notes) for name, function, mode in made.held]
+    tools = Tools(
+        stopwatch=Stopwatch(tracer.locator, tracer.host),
+        warmth=tracer.warmth,
+        peaks=peak_book().of,
+        alone=current.without_module_loads,
+    )
+    try:
+        with _quiet(tracer):
+            return Contest(contestants, plan, tools, told).run()
+    finally:
+        for each in contestants:
+            each.close()
+
+
+@contextlib.contextmanager
+def _quiet(tracer: Any) -> Iterator[None]:
+    """Make no spans for the length of the block, once those that were made have been read."""
+    tracer.resolver.flush(_FLUSH_S)
+    before = tracer.settings
+    silent = tracer.settings = before.with_values(disabled=True)
+    try:
+        yield
+    finally:
+        if tracer.settings is silent:  # else somebody has changed them meanwhile
+            tracer.settings = before
+
+
+def _arms(fn: Any, modes: Any, baseline: str | None) -> _Arms:
+    if isinstance(fn, Mapping):
+        if modes is not None:
+            raise ConfigurationError("modes= is for one function: several are compared as they are. Leave it out.")
+        if not fn or not all(isinstance(name, str) and name for name in fn):
+            raise ConfigurationError("several functions are given by name, as in compare({'old': old, 'new': new}).")
+        held: list[tuple[str, Function, Mode | None]] = [(name, _bare(each), None) for name, each in fn.items()]
+        return _Arms(" / ".join(fn), _known(baseline or held[0][0], held), held)
+    function = _bare(fn)
+    if isinstance(modes, str):
+        raise ConfigurationError(f"modes must be several, as in modes=('eager', {modes!r}).")
+    asked = [mode_of(mode) for mode in (MODES if modes is None else modes)]
+    if not asked:
+        raise ConfigurationError("modes= is empty: name at least one, as in modes=('eager', 'cuda_graph').")
+    if baseline is None and EAGER not in asked:
+        asked.insert(0, EAGER)
+    held, names = [], set()
+    for mode in asked:
+        name, number = mode.name, 2
+        while name in names:
+            name, number = f"{mode.name} {number}", number + 1
+        names.add(name)
+        held.append((name, function, mode))
+    return _Arms(_name_of(function), _known(baseline or EAGER.name, held), held)
+
+
+def _known(baseline: str, held: Sequence[tuple[str, Any, Any]]) -> str:
+    names = [name for name, _, _ in held]
+    if baseline not in names:
+        raise unknown_value("baseline", baseline, names)
+    return baseline
+
+
+def _bare(function: Any) -> Function:
+    """Return the function without our own wrapper: a span is none of its time."""
+    if not callable(function):
+        raise ConfigurationError(f"compare() takes a function, or several by name, not {type(function).__name__}.")
+    while is_timed(function):
+        function = getattr(function, "__wrapped__")  # noqa: B009 - of a function, for type checkers
+    if template_for(function) is not _PLAIN:
+        raise ConfigurationError(
+            "coroutines and generators cannot be compared: give a plain function that runs the part in question."
+        )
+    found: Function = function
+    return found
+
+
+_PLAIN: Final = template_for(_bare)
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+def _arguments(args: Any, kwargs: Any, value: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    positional = args(**value) if callable(args) else args
+    named = kwargs(**value) if callable(kwargs) else kwargs
+    if not isinstance(positional, tuple | list):
+        raise ConfigurationError(f"args must be a tuple, not {type(positional).__name__}: write args=(x,) for one.")
+    if named is not None and not isinstance(named, Mapping):
+        raise ConfigurationError(f"kwargs must be a mapping of names, not {type(named).__name__}.")
+    return tuple(positional), dict(named or {})
+
+
+def _sweep(sweep: Any, args: Any, kwargs: Any) -> tuple[str, list[Any]]:
+    if not isinstance(sweep, Mapping) or len(sweep) != 1:
+        raise ConfigurationError("sweep must hold one keyword and its values, as in sweep={'batch': [1, 8, 32]}.")
+    ((keyword, values),) = sweep.items()
+    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+        raise ConfigurationError(f"sweep of {keyword!r} must be a list of values, not {values!r}.")
+    if not callable(args) and not callable(kwargs):
+        raise ConfigurationError(
+            f"with sweep=, args must be a function of {keyword!r} that makes them: args=lambda {keyword}: (...)."
+        )
+    return str(keyword), list(values)
+
+
+def _check(budget_s: Any, outputs: Any, by: Any, *, tolerance: Any, seed: Any, reset: Any) -> None:
+    if not isinstance(budget_s, int | float) or isinstance(budget_s, bool) or not 0 < budget_s <= _LONGEST_S:
+        raise ConfigurationError(f"budget_s must be a number greater than 0 and at most 3600, not {budget_s!r}.")
+    for what, value, known in (("way to treat outputs", outputs, get_args(Outputs)), ("time", by, get_args(Quantity))):
+        if value not in known:
+            raise unknown_value(what, value, known)
+    if tolerance is not None and (
+        not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or not tolerance >= 0
+    ):
+        raise ConfigurationError(f"tolerance must be a number, 0 or more, not {tolerance!r}.")
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 63):
+        raise ConfigurationError(f"seed must be a whole number, 0 or more, not {seed!r}.")
+    if reset is not None and not callable(reset):
+        raise ConfigurationError(f"reset must be a function without arguments, not {type(reset).__name__}.")
+
+
+def _check_work(work: Any) -> None:
+    if work == COUNT:
+        raise ConfigurationError("compare() counts no operations: give work=Work(flops=...).")
+    if work is not None:
+        check_work(work)
+
+
+def _nobody(done: int, total: int, text: str) -> None:
+    """Tell nobody."""

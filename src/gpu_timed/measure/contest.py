@@ -1,0 +1,358 @@
+"""One comparison from its first call to its verdicts: who may take part, first calls, blocks, kernel records."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpu_timed.analysis.concluding import conclude
+from gpu_timed.analysis.deciding import LEVEL, PRECISION, Decider
+from gpu_timed.analysis.diagnosing import break_even, diagnose, same_kernels_as_graph
+from gpu_timed.arms import NOT_PROFILED, NOT_RUN, Agreement, Arm, ColdPhase, Comparison
+from gpu_timed.measure import outputs, seeds, step_profile
+from gpu_timed.measure.contestant import Arguments, Contestant
+from gpu_timed.measure.interleaving import Course, Lane, describe, run
+from gpu_timed.measure.states import States
+from gpu_timed.measure.steadiness import Steady, check
+from gpu_timed.measure.stopwatch import Stopwatch
+from gpu_timed.measure.surroundings import environment
+from gpu_timed.measure.warming import warm_up
+from gpu_timed.mode_values import EAGER
+from gpu_timed.peaks import DevicePeaks
+from gpu_timed.ports import WarmthSource
+from gpu_timed.record import NOT_SET, Measured, Missing
+from gpu_timed.step_timeline import ProfiledSteps
+from gpu_timed.work import Work
+
+Progress = Callable[[int, int, str], None]
+"""Told how much is done, of how much, and what is being done."""
+PARTS: Final = 100
+"""Of the whole, as progress is told: of these the blocks take most."""
+_FIRST: Final = 20
+_BLOCKS: Final = 90
+_ALONE: Final = (
+    "Wall: one call at a time, each waited for. Calls that are queued behind each other hide launching that these show."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How to compare. See :func:`gpu_timed.compare`."""
+
+    name: str
+    baseline: str
+    arguments: Arguments
+    budget_ns: int
+    seed: int
+    reset: Callable[[], object] | None = None
+    outputs: bool = True
+    tolerance: float | None = None
+    by_device: bool = False
+    work: Work | None = None
+    profile: bool = True
+    level: float = LEVEL
+    precision: float = PRECISION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What of the process it uses."""
+
+    stopwatch: Stopwatch
+    warmth: WarmthSource | None
+    peaks: Callable[[str | Missing], DevicePeaks | Missing]
+    alone: Callable[[], AbstractContextManager[None]]
+    """Leaves CUPTI, which has one user in a process, to the profiled pass."""
+
+
+class Contest:
+    """Holds *contestants* against each other.
+
+    Args:
+        contestants: The arms; the baseline is among them.
+        plan: How.
+        tools: What is measured with.
+        progress: Told what is being done.
+    """
+
+    def __init__(self, contestants: Sequence[Contestant], plan: Plan, tools: Tools, progress: Progress) -> None:
+        self._plan = plan
+        self._tools = tools
+        self._watch = tools.stopwatch
+        self._progress = progress
+        self._lanes = [Lane(each) for each in contestants]
+        self._base = next(lane for lane in self._lanes if lane.name == plan.baseline)
+        self._chance = random.Random(plan.seed)  # noqa: S311 - the order of blocks
+        self._steady: dict[int, Steady] = {}
+        self._cold: dict[str, ColdPhase] = {}
+        self._memory: dict[str, Measured] = {}
+        self._agreed: dict[str, Agreement] = {}
+        self._steps: dict[str, ProfiledSteps | Missing] = {}
+        self._notes: list[str] = []
+
+    def run(self) -> Comparison:
+        """Do all of it. Of what the arms raise nothing comes out but what is no Exception."""
+        plan, watch = self._plan, self._watch
+        began = watch.host.now_ns()
+        self._admit()
+        decider, stopped = None, ""
+        states = States(watch.device_uuid)
+        try:
+            if not self._base.failed:
+                decider, stopped = self._measure(states)
+            load = states.host_load()
+        finally:
+            states.close()
+        if plan.profile and not self._base.failed:
+            self._record_kernels()
+        arms = tuple(self._arm(lane) for lane in self._lanes)
+        base = arms[self._lanes.index(self._base)]
+        steady = self._steady.get(id(self._base.contestant.function))
+        others = [arm for arm in arms if arm is not base]
+        verdicts = tuple(
+            conclude(
+                arm,
+                base,
+                decider,
+                quantity="device" if plan.by_device else "wall",
+                draws=steady is not None and steady.draws,
+                compared=plan.outputs,
+            )
+            for arm in others
+        )
+        measured = [arm for arm in arms if len(arm.samples)]
+        peaks: DevicePeaks | Missing = NOT_SET if plan.work is None else self._tools.peaks(watch.device_uuid)
+        return Comparison(
+            name=plan.name,
+            arms=arms,
+            baseline=base.name,
+            verdicts=verdicts,
+            diagnoses={
+                arm.name: diagnose(arm, work=plan.work, peaks=peaks, graph=same_kernels_as_graph(arm, arms))
+                for arm in measured
+            },
+            break_evens={
+                verdict.arm: break_even(arm, base, verdict)
+                for arm, verdict in zip(others, verdicts, strict=True)
+                if arm in measured and base in measured
+            },
+            refused=base.refused,
+            environment=environment(watch, arms, load),
+            notes=(*self._notes, _ALONE),
+            seed=plan.seed,
+            blocks=0 if decider is None else decider.blocks,
+            calls_per_turn={lane.name: lane.calls for lane in self._lanes if lane.took},
+            stopped=stopped,
+            seconds=(watch.host.now_ns() - began) / 1e9,
+        )
+
+    # -- who takes part -------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Bring every arm to where it is warm, and leave out those that do not do what the baseline does."""
+        eager_first = sorted(self._lanes, key=lambda lane: (lane is not self._base, lane.contestant.mode != EAGER.name))
+        for index, lane in enumerate(eager_first):
+            if self._base.failed:
+                lane.failed = lane.failed or f"{self._base.name} was not measured"
+                continue
+            self._progress(_FIRST * index // len(eager_first), PARTS, f"{lane.name}: first calls")
+            try:
+                lane.failed = self._ready(lane)
+            except Exception as error:  # noqa: BLE001 - the arm says why, and the others go on
+                lane.failed = describe(error)
+        try:
+            if not self._base.failed and any(self._elsewhere(lane) for lane in self._running):
+                self._watch.whole_device = True
+                self._notes.append("Some of the work goes to other streams: every call waits for the whole device.")
+        except Exception as error:  # noqa: BLE001 - as above; the next call of it says why
+            self._notes.append(f"Whether work goes to other streams is not known ({describe(error)}).")
+
+    def _ready(self, lane: Lane) -> str:
+        """Warm *lane* up, and compare what it gives; returns why it cannot take part."""
+        contestant, plan = lane.contestant, self._plan
+        if not self._is_as_written(lane) and (why_not := self._known(contestant).why_not):
+            return why_not
+        before = _held_memory()
+        self._cold[lane.name] = self._warm(contestant)
+        after = _held_memory()
+        self._memory[lane.name] = (
+            max(0, after - before) if isinstance(before, int) and isinstance(after, int) else after
+        )
+        self._watch.look()
+        if why_not := self._known(contestant).why_not:
+            return why_not
+        cold = self._cold[lane.name]
+        if not cold.settled:
+            self._notes.append(f"{lane.name}: {cold.reason}.")
+        ran = contestant.ran
+        if ran.mode == EAGER.name and contestant.mode not in (EAGER.name, "as_given"):
+            return f"it ran as {ran.mode}: {ran.reason or 'nobody knows why'}"
+        if plan.by_device and isinstance(device := self._time(contestant).device_ns, Missing):
+            return f"there is no device time to compare by ({device.detail or device.reason})"
+        self._agree(lane)
+        return ""
+
+    def _known(self, contestant: Contestant) -> Steady:
+        """Return whether the function of *contestant* does the same every time."""
+        function, plan = contestant.function, self._plan
+        found = self._steady.get(id(function))
+        if found is None:
+            eager = Contestant("eager", function, None)
+            if contestant.mode not in (EAGER.name, "as_given"):  # no arm has called it as it is written
+                self._warm(eager)
+            positional, named = plan.arguments
+            found = check(
+                function,
+                lambda *args, **kwargs: self._finished(function, args, kwargs),
+                positional,
+                named,
+                reset=plan.reset,
+                seed=plan.seed,
+                tolerance=plan.tolerance,
+                compared=plan.outputs,
+            )
+            self._steady[id(function)] = found
+            if found.note and found.note not in self._notes:
+                self._notes.append(found.note)
+        return found
+
+    def _agree(self, lane: Lane) -> None:
+        """Hold what *lane* gives now against what the baseline's function gives."""
+        plan = self._plan
+        base = self._steady[id(self._base.contestant.function)]
+        if not plan.outputs:
+            return
+        if lane is self._base and lane.name not in self._agreed:
+            self._agreed[lane.name] = base.agreement
+        with seeds.kept():
+            self._prepare()
+            seeds.seed(plan.seed)
+            result = self._finished(lane.contestant.call, *plan.arguments)
+            found = outputs.agreement(base.expected, result, plan.tolerance)
+        before = self._agreed.get(lane.name)
+        if before is None or before.equal:
+            self._agreed[lane.name] = found
+
+    def _finished(self, call: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Return what a call gives once it is there, on whatever stream it is made."""
+        result = self._watch.time(call, arguments, named).result
+        self._watch.settle()
+        return result
+
+    def _elsewhere(self, lane: Lane) -> bool:
+        self._prepare()
+        return self._watch.goes_elsewhere(lane.contestant.call, *self._plan.arguments)
+
+    def _warm(self, contestant: Contestant) -> ColdPhase:
+        return warm_up(contestant, self._watch, self._plan.arguments, self._tools.warmth, self._prepare)
+
+    def _time(self, contestant: Contestant) -> Any:
+        self._prepare()
+        return self._watch.time(contestant.call, *self._plan.arguments)
+
+    def _prepare(self) -> None:
+        """Put back what the function changes, and wait until that is done."""
+        if self._plan.reset is not None:
+            self._plan.reset()
+            self._watch.settle()
+
+    def _is_as_written(self, lane: Lane) -> bool:
+        return lane.contestant.mode in (EAGER.name, "as_given")
+
+    @property
+    def _running(self) -> list[Lane]:
+        return [lane for lane in self._lanes if not lane.failed]
+
+    # -- measuring ------------------------------------------------------------------------------------
+
+    def _measure(self, states: States) -> tuple[Decider, str]:
+        """Run the blocks."""
+        plan, watch = self._plan, self._watch
+        course = Course(
+            stopwatch=watch,
+            arguments=plan.arguments,
+            prepare=None if plan.reset is None else self._prepare,
+            state=states.after,
+            by_device=plan.by_device,
+        )
+        began = watch.host.now_ns()
+        one_block = 0
+        for lane in self._running:
+            try:
+                one_block += course.pace(lane)
+            except Exception as error:  # noqa: BLE001 - the arm says why, and the others go on
+                lane.failed = describe(error)
+        names = [lane.name for lane in self._running]
+        until = began + plan.budget_ns
+        left = max(0, until - watch.host.now_ns())
+        most = max(1, left // max(1, one_block))
+        decider = Decider(
+            names or [plan.baseline],
+            plan.baseline,
+            most_blocks=most,
+            level=plan.level,
+            precision=plan.precision,
+        )
+
+        def tell(blocks: int) -> None:
+            part = min(1.0, (watch.host.now_ns() - began) / plan.budget_ns)
+            self._progress(_FIRST + int((_BLOCKS - _FIRST) * part), PARTS, f"block {blocks}")
+
+        stopped = run(self._running, course, decider, self._chance, until_ns=until, progress=tell)
+        for lane in self._running:
+            try:
+                self._agree(lane)  # a graph that was left behind by what it depends on gives something else by now
+            except Exception as error:  # noqa: BLE001 - as above
+                lane.failed = describe(error)
+        return decider, stopped
+
+    def _record_kernels(self) -> None:
+        """Make the profiled pass of each arm, last of all: recording kernels slows launches down."""
+        for index, lane in enumerate(self._lanes):
+            if lane.failed or not lane.took:
+                continue
+            self._progress(_BLOCKS + index * (PARTS - _BLOCKS) // len(self._lanes), PARTS, f"{lane.name}: kernels")
+            positional, named = self._plan.arguments
+            try:
+                if self._watch.clock == "host":
+                    self._steps[lane.name] = Missing("no_device")
+                    continue
+                with self._tools.alone():
+                    self._steps[lane.name] = step_profile.profile(
+                        functools.partial(lane.contestant.call, *positional, **named),
+                        wait=self._watch.settle,
+                        before=self._plan.reset,
+                    )
+            except Exception as error:  # noqa: BLE001 - without it, all else stays
+                self._steps[lane.name] = Missing("needs_kernel_records", describe(error))
+
+    def _arm(self, lane: Lane) -> Arm:
+        contestant = lane.contestant
+        called = lane.name in self._cold
+        return Arm(
+            name=lane.name,
+            mode=contestant.mode,
+            ran=contestant.ran.mode if called else NOT_RUN,
+            reason=contestant.ran.reason if called else "",
+            refused=lane.failed,
+            strayed=lane.strayed,
+            cold=self._cold.get(lane.name, ColdPhase()),
+            samples=lane.samples,
+            turns=tuple(lane.turns),
+            memory_held_bytes=self._memory.get(lane.name, NOT_SET),
+            timeline=self._steps.get(lane.name, NOT_PROFILED),
+            agreement=self._agreed.get(lane.name, NOT_SET),
+        )
+
+
+def _held_memory() -> Measured:
+    if "torch" not in sys.modules:
+        return Missing("unsupported_runtime")
+    found: Measured = importlib.import_module("gpu_timed.measure.torch_memory").held()
+    return found

@@ -1,0 +1,294 @@
+"""What was found, in words and cells that the table for the terminal and the page share. British English, no markup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Final, NamedTuple
+
+from gpu_timed.arms import NOT_PROFILED, Arm, Comparison, Diagnosis, Verdict
+from gpu_timed.record import Missing
+from gpu_timed.step_timeline import ProfiledSteps
+
+NONE: Final = "\N{EN DASH}"
+_TIMES: Final = "\N{MULTIPLICATION SIGN}"
+BUSY: Final = (
+    "The busy ratio is the time in which at least one kernel, copy or memset ran, from a separate profiled pass, over "
+    "the median wall time of the calls that were not profiled: the profiler's own cost is in neither."
+)
+GAPS: Final = (
+    "Gaps, their lengths and operators are from the profiled pass, which widens them: recording costs the host time."
+)
+TIMES: Final = (
+    "Wall: from the call until the device had done it. Launch: until the call returned. Device: between two marks on "
+    "the device around the call, gaps included. Medians of warm calls; first calls are apart, under one-off."
+)
+SWEPT: Final = ("wall", "busy", "busy ratio", "typical gap", "verdict", "time of baseline")
+"""Rows that a sweep is shown by."""
+_UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"))
+_BYTES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_NAMES: Final = {"launch": "launch-bound", "device": "device-bound", "mixed": "mixed", "unknown": "not known"}
+_PERCENT: Final = 100
+_WORTH_TIMES: Final = 1.1
+
+
+class Row(NamedTuple):
+    """One quantity of all arms."""
+
+    name: str
+    cells: tuple[str, ...]
+    """One for each arm, in their order."""
+    hint: str = ""
+    """What the name means."""
+
+
+def duration(nanoseconds: float | Missing | None) -> str:
+    """Return a time with three digits and its unit; of one that was not measured, its reason."""
+    if nanoseconds is None:
+        return NONE
+    if isinstance(nanoseconds, Missing):
+        return reason(nanoseconds)
+    for size, unit in _UNITS:
+        if abs(nanoseconds) >= size:
+            return f"{_three(nanoseconds / size)} {unit}"
+    return f"{nanoseconds:.0f} ns"
+
+
+def size(count: int | Missing) -> str:
+    """Return a number of bytes with its unit."""
+    if isinstance(count, Missing):
+        return reason(count)
+    for least, unit in _BYTES:
+        if abs(count) >= least:
+            return f"{_three(count / least)} {unit}"
+    return f"{count} B"
+
+
+def share(part: float | Missing) -> str:
+    """Return a part of 1 as a percentage."""
+    return reason(part) if isinstance(part, Missing) else f"{_PERCENT * part:.1f} %"
+
+
+def number(value: float | Missing | None) -> str:
+    """Return a number with separators."""
+    if value is None:
+        return NONE
+    return reason(value) if isinstance(value, Missing) else f"{value:,}"
+
+
+def reason(missing: Missing) -> str:
+    """Return a cell for what was not measured."""
+    return NONE if missing.reason in ("not_set", "not_run") else f"{NONE} ({missing.reason})"
+
+
+def headline(found: Comparison) -> list[str]:
+    """Return the answer: a sentence for each arm but the baseline, or why there is none."""
+    if found.refused:
+        return [f"Not compared: {found.refused}"]
+    return [sentence(verdict) for verdict in found.verdicts]
+
+
+def sentence(verdict: Verdict) -> str:
+    """Return a verdict as a sentence."""
+    if verdict.word is None:
+        return _stopped(f"No verdict on {verdict.arm}: {verdict.reason or 'nobody knows why'}")
+    takes = _takes(verdict)
+    if verdict.word in ("faster", "slower"):
+        return f"{verdict.arm} is {verdict.word} than {verdict.against}{_times(verdict)}: it {takes}."
+    if verdict.word == "same":
+        return f"{verdict.arm} is as fast as {verdict.against}: it {takes}."
+    either = f"It cannot be told whether {verdict.arm} or {verdict.against} is faster"
+    known = [] if isinstance(verdict.ratio, Missing) else [f"{verdict.arm} {takes}"]
+    return _stopped(f"{either}: " + "; ".join([*known, *([verdict.reason] if verdict.reason else [])]))
+
+
+def rows(found: Comparison) -> Iterator[Row]:
+    """Return the figures of all arms. A quantity that no arm has is left out."""
+    verdicts = {verdict.arm: verdict for verdict in found.verdicts}
+
+    def each(name: str, cell: Callable[[Arm], str], hint: str = "") -> Iterator[Row]:
+        cells = tuple(cell(arm) for arm in found.arms)
+        if any(not text.startswith(NONE) for text in cells):
+            yield Row(name, cells, hint)
+
+    def verdict(arm: Arm) -> str:
+        if arm.name == found.baseline:
+            return "baseline"
+        held = verdicts.get(arm.name)
+        return NONE if held is None else held.word or "no verdict"
+
+    def ratio(arm: Arm) -> str:
+        held = verdicts.get(arm.name)
+        if arm.name == found.baseline:
+            return "1"
+        return NONE if held is None or isinstance(held.ratio, Missing) else _ratio(held)
+
+    def profile(show: Callable[[ProfiledSteps], str]) -> Callable[[Arm], str]:
+        return lambda arm: reason(arm.timeline) if isinstance(arm.timeline, Missing) else show(arm.timeline)
+
+    def diagnosed(show: Callable[[Diagnosis], str]) -> Callable[[Arm], str]:
+        return lambda arm: NONE if (held := found.diagnoses.get(arm.name)) is None else show(held)
+
+    def pays(arm: Arm) -> str:
+        held = found.break_evens.get(arm.name)
+        if held is None:
+            return NONE
+        return _never(held.calls) if isinstance(held.calls, Missing) else f"{held.calls:,} calls"
+
+    yield from each("ran as", ran, "The mode that ran, where it is another than the one asked for.")
+    yield from each("verdict", verdict)
+    yield from each("time of baseline", ratio, "Wall time as a part of the baseline's, with its interval.")
+    yield from each("wall", lambda arm: middle(arm.samples.wall_ns), "From the call until the device had done it.")
+    yield from each("launch", lambda arm: middle(arm.samples.launch_ns), "From the call to its return.")
+    yield from each("device", lambda arm: middle(arm.samples.device_ns), "Between two marks; gaps included.")
+    yield from each("busy", profile(lambda seen: duration(seen.busy_ns)), "At least one kernel or copy ran.")
+    yield from each("busy ratio", diagnosed(lambda held: share(held.busy_ratio)), "Busy (profiled) / wall (not).")
+    yield from each("bound", diagnosed(lambda held: _NAMES[held.bound]))
+    yield from each("kernels a call", profile(lambda seen: number(seen.kernels)))
+    yield from each("launches a call", profile(lambda seen: number(seen.launches)), "Calls that gave the device work.")
+    yield from each("gaps a call", profile(lambda seen: number(seen.gap_count)), "Times in which nothing ran.")
+    yield from each("typical gap", profile(lambda seen: duration(seen.gap_ns)), "Median, in the profiled pass.")
+    yield from each("waited most for", profile(_most), "The operator being launched in most of the gap time.")
+    yield from each("memory held", lambda arm: size(arm.memory_held_bytes), "Beyond what was held before.")
+    yield from each("one-off", lambda arm: duration(arm.cold.one_off_ns), "Compiling, capturing, warming up.")
+    yield from each("pays after", pays, "Calls after which what it takes once is won back.")
+    yield from each("outputs", agreement, "Beside the baseline's.")
+    yield from each("samples", lambda arm: number(len(arm.samples)) if len(arm.samples) else NONE)
+
+
+def swept(found: Comparison) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Return the value, the arm and the cells of :data:`SWEPT` for each arm at each value of a sweep."""
+    for point in found.points:
+        held = {row.name: row.cells for row in rows(point.comparison)}
+        for index, arm in enumerate(point.comparison.arms):
+            yield str(point.value), arm.name, tuple(held[name][index] if name in held else NONE for name in SWEPT)
+
+
+def ran(arm: Arm) -> str:
+    """Return which mode ran, where that is not the one that was asked for."""
+    if isinstance(arm.ran, Missing):
+        return "not run" if arm.refused else NONE
+    return NONE if arm.honoured else f"{arm.ran}, not {arm.mode}"
+
+
+def agreement(arm: Arm) -> str:
+    """Return how the outputs of *arm* compare with the baseline's, in few words."""
+    held = arm.agreement
+    if isinstance(held, Missing):
+        return reason(held)
+    if held.exact:
+        return "equal to the bit"
+    differ = "" if isinstance(held.max_abs, Missing) else f" (by {held.max_abs:.2g})"
+    return f"equal{differ}" if held.equal else f"differ{differ}"
+
+
+def troubles(found: Comparison) -> Iterator[str]:
+    """Return a sentence for each arm that did not run, or not as asked, and for outputs that differ."""
+    said = "".join(headline(found))
+    for arm in found.arms:
+        if arm.refused:
+            if arm.refused.rstrip(".") not in said:
+                yield _stopped(f"{arm.name} was not measured: {arm.refused}")
+        elif not arm.honoured and not isinstance(arm.ran, Missing):
+            yield _stopped(f"{arm.name} ran as {arm.ran}: {arm.reason}")
+        if arm.strayed:
+            yield _stopped(f"{arm.name}: {arm.strayed}")
+        if not isinstance(arm.agreement, Missing) and not arm.agreement.equal and arm.agreement.text not in said:
+            yield _stopped(f"{arm.name}: {arm.agreement.text}")
+
+
+def conditions(found: Comparison) -> Iterator[tuple[str, str]]:
+    """Return where and under what it was measured, as names and texts."""
+    held = found.environment
+    if not isinstance(held.card, Missing):
+        yield "card", held.card
+    yield "device times by", held.clock
+    if held.driver:
+        yield "driver", held.driver
+    if held.versions:
+        yield "versions", ", ".join(f"{name} {version}" for name, version in held.versions.items())
+    if held.platform:
+        yield "platform", held.platform
+    if not isinstance(held.sm_clock_mhz, Missing):
+        low, high = held.sm_clock_mhz
+        yield "SM clock", f"{low} MHz" if low == high else f"{low} to {high} MHz"
+    if not isinstance(held.throttle, Missing):
+        yield "clocks held by", ", ".join(held.throttle) or "nothing"
+    if not isinstance(held.host_load, Missing):
+        yield "host load", f"{held.host_load:.2f} for each CPU"
+    if held.date:
+        yield "date", held.date
+    if found.blocks:
+        yield (
+            "measured",
+            f"{found.blocks} shuffled blocks (seed {found.seed}) in {found.seconds:.1f} s; {found.stopped}",
+        )
+
+
+def honesty(found: Comparison) -> list[str]:
+    """Return what is to be known about the figures."""
+    arms = [arm for one in (found, *(point.comparison for point in found.points)) for arm in one.arms]
+    profiles = [arm.timeline for arm in arms if not isinstance(arm.timeline, Missing)]
+    missing = {
+        arm.timeline.detail or arm.timeline.reason.replace("_", " ")
+        for arm in arms
+        if isinstance(arm.timeline, Missing) and arm.timeline != NOT_PROFILED
+    }
+    said = [TIMES]
+    if profiles:
+        said += [BUSY, GAPS]
+    said += [_stopped(f"No kernel records of some arms, so no busy time nor gaps: {text}") for text in sorted(missing)]
+    said += [note for one in (found, *(point.comparison for point in found.points)) for note in one.notes]
+    said += [note for seen in profiles for note in seen.notes]
+    return list(dict.fromkeys(said))
+
+
+def middle(values: tuple[int, ...] | Missing) -> str:
+    """Return the median of some times."""
+    if isinstance(values, Missing):
+        return reason(values)
+    return duration(median(values)) if values else NONE
+
+
+def _most(seen: ProfiledSteps) -> str:
+    if not seen.operators:
+        return "nobody: the gaps are the device's own" if seen.late_ns == 0 and seen.gap_count else NONE
+    first = seen.operators[0]
+    return f"{first.operator} ({first.gaps} gaps)"
+
+
+def _never(calls: Missing) -> str:
+    return "never: slower" if calls.reason == "slower" else reason(calls)
+
+
+def _takes(verdict: Verdict) -> str:
+    if isinstance(verdict.ratio, Missing):
+        return "is not held against it"
+    said = f"takes {verdict.ratio:.4g} {_TIMES} {verdict.against}'s {verdict.quantity} time"
+    if isinstance(verdict.low, Missing) or isinstance(verdict.high, Missing):
+        return said
+    level = f"{_PERCENT * verdict.level:g} %"
+    return f"{said} ({level} interval {verdict.low:.4g} to {verdict.high:.4g})"
+
+
+def _ratio(verdict: Verdict) -> str:
+    if isinstance(verdict.ratio, Missing) or isinstance(verdict.low, Missing) or isinstance(verdict.high, Missing):
+        return NONE if isinstance(verdict.ratio, Missing) else f"{verdict.ratio:.4g}"
+    return f"{verdict.ratio:.4g} [{verdict.low:.4g}, {verdict.high:.4g}]"
+
+
+def _times(verdict: Verdict) -> str:
+    """Return how many times as fast, where that is more than a little."""
+    if isinstance(verdict.ratio, Missing) or not 0 < verdict.ratio < 1 / _WORTH_TIMES:
+        return ""
+    return f", {1 / verdict.ratio:.3g} {_TIMES} as fast"
+
+
+def _stopped(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _three(value: float) -> str:
+    """Return three digits and no exponent."""
+    whole = len(str(int(abs(value))))
+    return f"{value:,.{max(0, 3 - whole)}f}"
