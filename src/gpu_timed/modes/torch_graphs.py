@@ -223,7 +223,7 @@ class Device:
                 pool = self._pools[index] = Pool(index, self._ground, self.relaxed)
             before = pool.nbytes()
             try:
-                with torch.cuda.stream(pool.torch_stream), _no_collection():
+                with torch.cuda.stream(pool.torch_stream), _no_collection(), self._ground.capturing():
                     handle, outputs = (_by_torch if by_torch else _by_driver)(pool, function)
             except torch.OutOfMemoryError as error:
                 raise Passing(f"no memory for a graph: {_first_line(error)}") from error
