@@ -284,6 +284,24 @@ def test_nan_among_the_arguments_is_no_change_of_them(graphs: Device) -> None:
     assert modes(records)[2:] == ["cuda_graph"]
 
 
+def test_what_a_call_does_but_once_is_no_obstacle(graphs: Device) -> None:
+    """A buffer made at the first call, a kernel tuned by reading times back; in later calls nothing of the kind."""
+    held: dict[str, Any] = {"weight": None, "calls": 0}
+
+    @gpu_timed(name="f", mode=CudaGraph(warmup=2))
+    def f(a: Any) -> Any:
+        if held["weight"] is None:
+            held["weight"] = torch.full((2,), a.max().item())
+        return a * held["weight"]
+
+    with capture() as records:
+        for _ in range(5):
+            assert f(x()).tolist() == [2.0, 4.0]
+    assert modes(records) == ["eager"] * 3 + ["cuda_graph"] * 2
+    assert records[0].mode_reason.startswith("warm-up 1 of 2, looked at again: aten::_local_scalar_dense makes")
+    assert records[0].warmth == "cold"
+
+
 @pytest.mark.parametrize("where", ["attribute", "closure", "argument", "list"])
 def test_host_state_that_changes_is_never_replayed(graphs: Device, where: str) -> None:
     class Counts:
