@@ -172,6 +172,8 @@ class Ran(NamedTuple):
     """What was asked for."""
     reason: str = ""
     """Why they differ, or what else is to be known."""
+    graph_memory_bytes: int | None = None
+    """What the CUDA Graphs of the site hold of the device's memory, as of its last capture; None where it has none."""
 
 
 class Rule(NamedTuple):

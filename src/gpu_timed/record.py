@@ -273,6 +273,9 @@ class Record:
     """The mode that was asked for."""
     mode_reason: str = ""
     """Why the mode that ran is not the one that was asked for, or what else is to be known of how it ran."""
+    graph_memory_bytes: Measured = NOT_SET
+    """What the CUDA Graphs of this site hold of the device's memory, of a call that was a replay of one: as of the
+    last capture, their outputs and what they compute in included, copies of inputs and outputs not."""
     bound: Bound = "unknown"
     """What limits the call. From marks alone only ``device`` can be told, and nothing where ``device_ns`` is
     ``below_floor``."""

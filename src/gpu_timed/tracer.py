@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Final
 
 from gpu_timed import effort
@@ -46,6 +46,7 @@ class Tracer:
         otel: Any,
         warmth: WarmthSource | None = None,
         counter: WorkCounter | None = None,
+        quiet: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.settings = settings
         self.ledger = ledger
@@ -56,6 +57,7 @@ class Tracer:
         self.otel = otel
         self.warmth = warmth
         self.counter = counter
+        self._quiet = quiet
         self.dead = False
         #: Counts the captures begun so far, so that each can tell the spans that returned before it.
         self.epoch = 0
@@ -284,7 +286,7 @@ class Tracer:
         place = span.place
         if place is None or place.clock.is_capturing(place):
             return
-        with place.clock.unhindered():
+        with self._quiet(), place.clock.unhindered():  # a wait for the device would end a capture of the modes'
             self._wait_for(span, place.clock.wait_device, place)
 
     # -- suspending -----------------------------------------------------------------------------------

@@ -304,4 +304,3 @@ def test_what_a_replay_costs_beside_a_bare_one() -> None:
         return statistics.median(taken) / 1000
 
     print(f"host: in the mode {median_us(lambda: step(x)):.1f} µs, by hand {median_us(by_hand):.1f} µs")
-    assert flush()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_timed import CudaGraph, ModeError, current, flush, gpu_timed, use_mode
+from gpu_timed.record import NOT_SET
 from gpu_timed.testing import capture
 
 torch = pytest.importorskip("torch")
@@ -67,6 +68,7 @@ def test_warm_up_capture_replay_and_what_the_spans_say(graphs: Device) -> None:
         "warm-up 2 of 2 before capture",
     ]
     assert records[2].mode_reason == "captured (1.0 MiB) and compared with this run"
+    assert [record.graph_memory_bytes for record in records] == [NOT_SET] * 3 + [1 << 20] * 3
     assert [record.warmth for record in records] == ["cold"] * 3 + ["warm"] * 3
     assert records[2].tier == "initialised"
     assert next(ran) == 4  # three calls, and the host's part of the capture
@@ -243,6 +245,43 @@ def test_what_raw_kernels_change_is_declared(graphs: Device) -> None:
     for call in range(5):
         f(x())
         assert cache.tolist() == [call + 1.0] * 2
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_b2_an_argument_that_raw_kernels_change_unseen_is_noticed(graphs: Device, compiles: bool) -> None:
+    """A Triton kernel that works in place, say: a replay would change the graph's copy of it."""
+    graphs.compiles = compiles
+
+    class Raw(Device):
+        def capture(self, inputs: Any, function: Any, **more: Any) -> Any:
+            before = [each.clone() for each in inputs]
+            graph = super().capture(inputs, function, **more)
+            for each, was in zip(inputs, before, strict=True):
+                each.copy_(was)  # a capture runs nothing
+            return graph
+
+    graphs.__class__ = Raw
+
+    def f(a: Any, b: Any) -> Any:
+        a.numpy()[:] += b.numpy()
+        return a
+
+    timed = gpu_timed(f, name="f", mode=GRAPH)
+    with capture() as records:
+        for _ in range(4):
+            given = x(1.0, float("nan"))
+            assert timed(given, x()) is given
+            assert given[0].item() == 2.0
+    assert modes(records) == ["eager"] * 4
+    assert "changes an argument by what is no operation of torch" in records[-1].mode_reason
+
+
+def test_nan_among_the_arguments_is_no_change_of_them(graphs: Device) -> None:
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a: a.isnan())
+    with capture() as records:
+        for _ in range(3):
+            assert f(x(1.0, float("nan"))).tolist() == [False, True]
+    assert modes(records)[2:] == ["cuda_graph"]
 
 
 @pytest.mark.parametrize("where", ["attribute", "closure", "argument", "list"])
@@ -517,6 +556,21 @@ def test_calls_of_the_signature_that_was_replayed_last_are_known_at_a_glance(
             first, second, n = f(held, x(value, 1.0), 7, b=x(1.0, 1.0))
             assert (first.tolist(), second.tolist(), n) == ([2.0 * value, 2.0], [value + 1.0, 2.0], 7)
     assert modes(records) == ["cuda_graph"] * 3
+
+
+def test_so_are_those_that_no_graph_can_hold(graphs: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a: a * (a.max().item() if a.shape[0] == 2 else 1))
+    for _ in range(4):
+        f(x(1.0))
+        f(x())
+    with capture() as records, monkeypatch.context() as patch:
+        patch.setattr(torch_values, "take", lambda *_, **__: 1 / 0)
+        for _ in range(3):
+            assert f(x()).tolist() == [2.0, 4.0]
+    assert {(record.mode, "makes the host wait" in record.mode_reason) for record in records} == {("eager", True)}
+    with capture() as records:
+        assert f(x(3.0)).tolist() == [3.0]
+    assert modes(records) == ["cuda_graph"]
 
 
 # -- what a graph cannot hold -----------------------------------------------------------------------------

@@ -162,9 +162,14 @@ class Capturing:
         other threads draw from them, too.
         """
         values, watching, device = self._values, self._watching, self._device
+        copies = self._copies
+        if copies:
+            with device.relaxed():
+                for index, pair in enumerate(zip(taken.tensors, fresh, strict=True)):
+                    if index not in captured.changed_inputs and not values.is_same(*pair):
+                        return "it changes an argument by what is no operation of torch (declare mutates=)"
         if not self.compares:
             return ""
-        copies = self.mode.inputs == "copy"
         first = taken.tensors[0]
         expected = [leaf.clone() if values.is_tensor(leaf) else leaf for leaf in values.apart(result)[0]]
         changed = captured.changed if copies else dict(watch.changed)

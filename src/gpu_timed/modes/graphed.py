@@ -71,10 +71,13 @@ class Graphed(Launcher):
         try:
             if recent is not None and not inside.depth and not self._device.is_capturing():
                 known, alike = recent
-                if known.captured is not None and not known.refused:
+                if known.captured is not None or known.refused:
                     tensors = alike.tensors(arguments, named)
+                    why = known.refused
             if tensors is None:
                 why, taken, known = self._find(arguments, named)
+                if known is not None and known.refused:
+                    self._remember(known, taken, arguments, named)
         except Exception as error:  # noqa: BLE001 - rule 1
             self.notes.fault("mode", error)
             why, known = _text("gpu_timed could not look at the arguments", error), None
@@ -311,6 +314,7 @@ class Graphed(Launcher):
             return result
         captured.replays += 1
         known.captured = captured
+        self.asked = self.asked._replace(graph_memory_bytes=self._device.held())
         what = f"captured ({captured.graph.nbytes / (1 << 20):.1f} MiB) and " if new else ""
         said = "compared with this run" if capturing.compares else "not compared: torch.compile is in use"
         self._cold(opened, f"{what}{said}", began)

@@ -249,6 +249,12 @@ def copy_into(targets: list[Any], sources: Sequence[Any]) -> None:
             _set_grad(True)
 
 
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two tensors of the same kind hold the same. Waits."""
+    with torch.no_grad():
+        return bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - NaN is the same
+
+
 def differ(expected: Any, found: Any) -> str:
     """Return how two outputs differ, by more than the tolerance of their dtype; nothing if they do not. Waits."""
     if not isinstance(expected, torch.Tensor):
