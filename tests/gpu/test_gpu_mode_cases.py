@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from gpu_timed import CudaGraph, flush, gpu_timed
-from gpu_timed.modes import graphed
 from gpu_timed.testing import capture
 
 torch = pytest.importorskip("torch")
@@ -26,8 +25,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 
 @pytest.fixture(autouse=True)
-def _proven(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(graphed, "PROVEN", True, raising=False)
+def _cleaned() -> Iterator[None]:
     yield
     flush()
     torch.cuda.synchronize()

@@ -16,17 +16,11 @@ from gpu_timed.testing import capture
 torch = pytest.importorskip("torch")
 from make_believe_graphs import Device  # noqa: E402 - needs torch
 
-from gpu_timed.modes import graphed, host_state, torch_graphs, torch_values  # noqa: E402
+from gpu_timed.modes import host_state, torch_graphs, torch_values  # noqa: E402
 from gpu_timed.modes.capturing import Captured  # noqa: E402
 from gpu_timed.modes.launcher import Passing  # noqa: E402
 
 GRAPH = CudaGraph(warmup=1)
-
-
-@pytest.fixture(autouse=True)
-def _proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it were proven on a device."""
-    monkeypatch.setattr(graphed, "PROVEN", True)
 
 
 @pytest.fixture
@@ -1017,21 +1011,3 @@ def test_guards_look_at_every_kind_of_place() -> None:
     assert changed(lambda: held.parts.insert(0, 5), lambda: held.parts.pop(0))
     number = 4
     assert guards.stale()
-
-
-def test_without_proof_calls_run_eagerly_and_say_so(graphs: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is captured unless the value asks for it all the same; strict raises."""
-    monkeypatch.setattr(graphed, "PROVEN", False)
-    x = torch.ones(2)
-    with capture() as records:
-        plain = gpu_timed(name="plain", mode="cuda_graph")(lambda x: x + 1)
-        for _ in range(6):
-            plain(x)
-        asked = gpu_timed(name="asked", mode=CudaGraph(unproven=True))(lambda x: x + 1)
-        for _ in range(6):
-            asked(x)
-    told = {record.name: (record.mode, record.mode_reason) for record in records}
-    assert told["plain"] == ("eager", graphed.UNPROVEN)
-    assert told["asked"] == ("cuda_graph", "")
-    with pytest.raises(ModeError, match="not proven"):
-        gpu_timed(name="strict", mode=CudaGraph(strict=True))(lambda x: x + 1)(x)

@@ -36,10 +36,6 @@ are tried."""
 _LOOKS: Final = 2
 """Calls of a signature, of those of its warm-up, that are looked at before it is refused for what one of them did."""
 _MOST_TEXT: Final = 300
-PROVEN = False
-"""Whether every call that asks for this mode may get it. Not yet: on an H200 a capture of ours broke one that another
-thread was making of its own, and a hundred shapes kept more memory than they may. What it does is tested on the CPU."""
-UNPROVEN: Final = "CUDA Graph mode is not proven on a device yet: CudaGraph(unproven=True) captures all the same"
 
 
 class Graphed(Launcher):
@@ -63,8 +59,6 @@ class Graphed(Launcher):
 
     def run(self, opened: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """See :meth:`Launcher.run`."""
-        if not PROVEN and not self.mode.unproven:
-            return self.eagerly(opened, arguments, named, UNPROVEN)
         recent = self._recent
         known: Signature | None = None
         taken: Any = None
