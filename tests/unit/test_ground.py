@@ -107,7 +107,8 @@ def test_spans_that_wait_for_the_device_do_so_there(monkeypatch: pytest.MonkeyPa
         timed = gpu_timed(lambda: None, name="f", sync="device")
         tracer = current.tracer()
         held = current.modes.ground
-        clock = tracer.locator.locate().clock
+        place: Any = tracer.locator.locate()
+        clock = place.clock
         monkeypatch.setattr(type(clock), "wait_device", lambda *_: seen.append(held._waiting))
         timed()
     assert seen == [1]
