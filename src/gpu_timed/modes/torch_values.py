@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -214,6 +214,12 @@ def are_at(tensors: list[Any]) -> Callable[[list[int]], bool]:
     """
     address_of = torch.Tensor.data_ptr
     return lambda addresses: list(map(address_of, tensors)) == addresses
+
+
+def memory_behind(tensors: Iterable[Any], most_bytes: int) -> list[Any] | None:
+    """Return the memory behind *tensors*, which is not freed as long as that is held; None if it is more than that."""
+    found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+    return list(found.values()) if sum(map(torch.UntypedStorage.nbytes, found.values())) <= most_bytes else None
 
 
 def standing_in(tensor: Any) -> Any:
