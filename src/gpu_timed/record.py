@@ -299,7 +299,9 @@ class Record:
     ``segments_overflow``, ``launch_queue_full`` (the launch waited for room in the device's queue: ``launch_ns``
     is not what launching costs), ``throttled`` (heat, power or a brake held the clocks down near the call),
     ``exceeds_peak`` (nobody waited for this work: it ran on another stream, or had not been launched yet),
-    ``flops_counted`` (torch counted the operations of this very call, which costs time), and these:
+    ``flops_counted`` (torch counted the operations of this very call, which costs time), ``capture_awaited`` (before it
+    waited for the whole device, the call waited for the end of another thread's CUDA Graph capture, 0.1 s at the most:
+    that is in ``device_ns``), and these:
 
     ``cudagraphs_skipped``: torch made no CUDA Graph of something it compiled in this or an earlier call of the site;
     ``mode_reason`` says why.

@@ -19,7 +19,7 @@ from gpu_timed.record import NOT_SAMPLED, Missing, Record
 from gpu_timed.resolver import Resolver
 from gpu_timed.settings import LatePolicy, Settings, SyncPolicy
 from gpu_timed.site import Site
-from gpu_timed.span import FAULT, INPUTS_UNSEEN, NEW_SHAPE, Span
+from gpu_timed.span import CAPTURE_AWAITED, FAULT, INPUTS_UNSEEN, NEW_SHAPE, Span
 from gpu_timed.unrecorded import Unrecorded
 from gpu_timed.values import AttributeValue, clean_all
 
@@ -46,7 +46,7 @@ class Tracer:
         otel: Any,
         warmth: WarmthSource | None = None,
         counter: WorkCounter | None = None,
-        quiet: Callable[[], AbstractContextManager[None]] = nullcontext,
+        quiet: Callable[[], AbstractContextManager[bool | None]] = nullcontext,
     ) -> None:
         self.settings = settings
         self.ledger = ledger
@@ -286,7 +286,9 @@ class Tracer:
         place = span.place
         if place is None or place.clock.is_capturing(place):
             return
-        with self._quiet(), place.clock.unhindered():  # a wait for the device would end a capture of the modes'
+        with self._quiet() as delayed, place.clock.unhindered():  # a wait for the device would end a capture
+            if delayed:
+                span.note(CAPTURE_AWAITED)
             self._wait_for(span, place.clock.wait_device, place)
 
     # -- suspending -----------------------------------------------------------------------------------

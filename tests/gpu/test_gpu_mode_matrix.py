@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from gpu_timed import CudaGraph, flush, gpu_timed
-from gpu_timed.modes import graphed
 from gpu_timed.testing import capture
 
 torch = pytest.importorskip("torch")
@@ -28,8 +27,7 @@ CALLS = 12
 
 
 @pytest.fixture(autouse=True)
-def _proven(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(graphed, "PROVEN", True, raising=False)
+def _cleaned() -> Iterator[None]:
     with torch.no_grad():
         yield
     flush()

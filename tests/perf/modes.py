@@ -55,6 +55,11 @@ def called(workload: Workload, function: Callable[..., Any], count: int) -> list
     return found
 
 
+def median_us(measured: list[Any]) -> float:
+    """Return the median of nanoseconds, in microseconds; NaN where any of them is missing."""
+    return statistics.median(measured) / 1e3 if all(isinstance(each, int) for each in measured) else float("nan")
+
+
 def table(name: str, workload: Workload, modes: list[str]) -> dict[str, Any]:
     """Measure *workload* in each mode, print a row for each, and return them."""
     expected = called(workload, workload.function, mode_workloads.INPUTS)
@@ -84,8 +89,8 @@ def table(name: str, workload: Workload, modes: list[str]) -> dict[str, Any]:
         rows[mode] = {
             "ran": last.mode,
             "reason": last.mode_reason,
-            "launch_us": statistics.median(record.launch_ns for record in records) / 1e3,
-            "device_us": statistics.median(record.device_ns for record in records) / 1e3,
+            "launch_us": median_us([record.launch_ns for record in records]),
+            "device_us": median_us([record.device_ns for record in records]),
             "wall_us": statistics.median(walls) / 1e3,
             "differs": differs,
             "prepared_s": prepared_s,
@@ -264,7 +269,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     names, modes = options.workloads.split(","), options.modes.split(",")
-    prove()
     if options.make_believe:
         make_believe()
     device = "cpu" if options.make_believe else "cuda"
@@ -301,13 +305,6 @@ def main() -> None:
             found["stages"][name] = stages(name, workload, wait)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
-
-
-def prove() -> None:
-    """As if the mode were proven on a device."""
-    from gpu_timed.modes import graphed
-
-    graphed.PROVEN = True
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 from make_believe_graphs import Device  # noqa: E402 - needs torch
 
-from gpu_timed.modes import graphed, torch_graphs  # noqa: E402
+from gpu_timed.modes import torch_graphs  # noqa: E402
 
 
 @dataclass
@@ -254,7 +254,6 @@ def test_what_is_too_large_to_copy_is_told_by_its_version(monkeypatch: pytest.Mo
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
-    monkeypatch.setattr(graphed, "PROVEN", True, raising=False)
     monkeypatch.setattr(torch_graphs, "Device", lambda *_: made)
     return made
 
@@ -266,7 +265,7 @@ def test_a_graph_is_an_arm(graphs: Device) -> None:
         with torch.no_grad():
             return layer(x)
 
-    found = compare(step, (torch.ones(2, 8),), modes=("eager", CudaGraph(warmup=1, unproven=True)), budget_s=0.4)
+    found = compare(step, (torch.ones(2, 8),), modes=("eager", CudaGraph(warmup=1)), budget_s=0.4)
     graph = found.arm("cuda_graph")
     assert graph.ran == "cuda_graph"
     assert graph.honoured
@@ -288,7 +287,7 @@ def test_state_that_a_graph_would_not_move_and_reset(graphs: Device) -> None:
     def reset() -> None:
         held[0] = 0
 
-    modes = ("eager", CudaGraph(warmup=1, unproven=True))
+    modes = ("eager", CudaGraph(warmup=1))
     found = compare(step, (torch.ones(2),), modes=modes, budget_s=0.4)
     assert "two calls from the same inputs differ" in found.refused
     found = compare(step, (torch.ones(2),), modes=modes, budget_s=0.4, reset=reset)

@@ -11,7 +11,7 @@ from gpu_timed import current, gpu_timed
 from gpu_timed.clocks.fake import FakeDevice
 from gpu_timed.modes import launcher
 from gpu_timed.modes.launcher import Ground, Passing, inside
-from gpu_timed.testing import use_device
+from gpu_timed.testing import capture, use_device
 
 PATIENCE_S = 10.0
 
@@ -39,15 +39,16 @@ def test_a_wait_begins_after_the_capture_that_is_under_way() -> None:
     ground, order = Ground(), list[str]()
 
     def wait() -> None:
-        with ground.waiting():
-            order.append("waited")
+        with ground.waiting() as delayed:
+            order.append("waited" if delayed else "did not wait")
 
+    wait()
     with ground.capturing():
         thread, through = beside(wait)
         assert not through.wait(0.05)
         order.append("captured")
     thread.join(PATIENCE_S)
-    assert order == ["captured", "waited"]
+    assert order == ["did not wait", "captured", "waited"]
 
 
 @pytest.mark.usefixtures("patient")
@@ -102,13 +103,19 @@ def test_a_thread_does_not_wait_for_its_own_capture(monkeypatch: pytest.MonkeyPa
 
 
 def test_spans_that_wait_for_the_device_do_so_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "LONGEST_S", 0.01)
     seen: list[int] = []
     with use_device(FakeDevice()):
         timed = gpu_timed(lambda: None, name="f", sync="device")
         tracer = current.tracer()
         held = current.modes.ground
-        clock = tracer.locator.locate().clock
+        place: Any = tracer.locator.locate()
+        clock = place.clock
         monkeypatch.setattr(type(clock), "wait_device", lambda *_: seen.append(held._waiting))
-        timed()
-    assert seen == [1]
+        with capture() as records:
+            timed()
+            with held.capturing():
+                timed()
+    assert seen == [1, 1]
+    assert [record.quality for record in records] == [(), ("capture_awaited",)]
     assert held._waiting == 0

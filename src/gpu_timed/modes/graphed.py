@@ -33,11 +33,9 @@ _MOST_AGAIN: Final = 8
 _MOST_FAILURES: Final = 8
 """Captures of one signature that fail for a cause that may pass, or replays of it one after another, before no more
 are tried."""
+_LOOKS: Final = 2
+"""Calls of a signature, of those of its warm-up, that are looked at before it is refused for what one of them did."""
 _MOST_TEXT: Final = 300
-PROVEN = False
-"""Whether every call that asks for this mode may get it. Not yet: on an H200 a capture of ours broke one that another
-thread was making of its own, and a hundred shapes kept more memory than they may. What it does is tested on the CPU."""
-UNPROVEN: Final = "CUDA Graph mode is not proven on a device yet: CudaGraph(unproven=True) captures all the same"
 
 
 class Graphed(Launcher):
@@ -61,8 +59,6 @@ class Graphed(Launcher):
 
     def run(self, opened: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """See :meth:`Launcher.run`."""
-        if not PROVEN and not self.mode.unproven:
-            return self.eagerly(opened, arguments, named, UNPROVEN)
         recent = self._recent
         known: Signature | None = None
         taken: Any = None
@@ -224,7 +220,13 @@ class Graphed(Launcher):
         before, watch = ready
         result = self._watched(opened, watch, arguments, named)
         known.runs += 1
-        known.refused = known.refused or self._why_not(watch, before, result)
+        why = self._why_not(watch, before, result)
+        if why and known.runs < min(_LOOKS, self.mode.warmup):  # it may be what is done once: tuning, a cache made
+            self._cold(
+                opened, f"warm-up {known.runs} of {self.mode.warmup}, looked at again: {why}"[:_MOST_TEXT], began
+            )
+            return result
+        known.refused = known.refused or why
         if known.refused:
             self.tell(opened, EAGER.name, known.refused)
             return result

@@ -179,7 +179,7 @@ class Guards:
     """What is to be the same at a replay: (holder, key, what it was). Asked before or beside each.
 
     Args:
-        guards: Some 15 ns each, for a tensor twice that: in C, one call for all of them.
+        guards: Some 35 ns each, for a tensor three times that: in C, one call for all of them.
         read: Tensors that a graph reads, and that nobody may have found on the host.
         are_at: Returns what tells whether tensors are at given addresses.
     """

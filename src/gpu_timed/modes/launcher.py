@@ -44,17 +44,21 @@ class Ground:
         self._streams: dict[int, list[int]] = {}
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Wait for the whole device in here: no capture of another thread is under way, if that could be had."""
+    def waiting(self) -> Iterator[bool]:
+        """Wait for the whole device in here: no capture of another thread is under way, if that could be had.
+
+        Yields whether one was, so that its end was awaited.
+        """
         if inside.depth:  # a capture of this thread's: it would wait for itself
-            yield
+            yield False
             return
         quiet = self._quiet
         with quiet:
+            was = self._capturing
             quiet.wait_for(lambda: not self._capturing, LONGEST_S)
             self._waiting += 1
         try:
-            yield
+            yield was
         finally:
             with quiet:
                 self._waiting -= 1
