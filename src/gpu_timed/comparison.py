@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
@@ -13,7 +14,7 @@ from gpu_timed.arms import Comparison, Point, Quantity
 from gpu_timed.assembly import peak_book
 from gpu_timed.callables.functions import is_timed, template_for
 from gpu_timed.errors import ConfigurationError, unknown_value
-from gpu_timed.measure.contest import PARTS, Contest, Plan, Progress, Tools
+from gpu_timed.measure.contest import PARTS, TIMED, Contest, Plan, Progress, Tools
 from gpu_timed.measure.contestant import Contestant, Unsaid
 from gpu_timed.measure.stopwatch import Stopwatch
 from gpu_timed.mode_values import EAGER, Mode, mode_of
@@ -53,8 +54,10 @@ def compare(
 
     Every arm is called until it is warm; those first calls are measured apart. Then all take turns in short blocks, in
     an order drawn anew for each, until the interval of the ratio of their times is narrow enough, or *budget_s* is up.
-    Last comes a profiled pass of a few calls, from which busy time and gaps are. No span is made meanwhile, by this or
-    any other thread of the process, and nothing is exported. Never call it in a service that serves.
+    Last comes a profiled pass of a few calls, from which busy time and gaps are; launches are slower in the process
+    ever after, so that a second comparison belongs into a new one (its notes say so), and several values into *sweep*.
+    No span is made meanwhile, by this or any other thread of the process, and nothing is exported. Never call it in a
+    service that serves.
 
     The function must do the same in every call: it is called with the same arguments again and again. One that changes
     its arguments or state is refused, unless *reset* puts them back.
@@ -70,7 +73,8 @@ def compare(
         reset: Called before each call, outside of what is timed. Puts back what the function changes. A CUDA Graph of a
             function that changes host state is refused all the same, unless its mode says so: ``CudaGraph(reset=...)``.
         budget_s: Seconds for the blocks. First calls (compiling!) and the profiled pass take what they take.
-        sweep: One keyword and its values, as in ``{"batch": [1, 8, 32]}``: one comparison for each, in ``points``.
+        sweep: One keyword and its values, as in ``{"batch": [1, 8, 32]}``: one comparison for each, in ``points``. What
+            they take of memory is held until the last one is done: kernels are recorded when all have been timed.
         work: What one call has to do, to tell memory-bound from compute-bound; or a function of the call's arguments.
         seed: By which blocks are shuffled, and sources of random numbers set before outputs are compared. They are put
             back. None draws one, which is in the result.
@@ -95,10 +99,10 @@ def compare(
     made = _arms(fn, modes, baseline)
     number = random.SystemRandom().getrandbits(31) if seed is None else seed
 
-    def one(told: Progress, **value: Any) -> Comparison:
+    def planned(**value: Any) -> Plan:
         positional, named = _arguments(args, kwargs, value)
         stated = work if work is None or isinstance(work, Work) else one_work(work(*positional, **named))
-        plan = Plan(
+        return Plan(
             name=made.name,
             baseline=made.baseline,
             arguments=(positional, named),
@@ -111,28 +115,25 @@ def compare(
             work=stated,
             profile=profile,
         )
-        return _contest(made, plan, told)
 
     told = progress or _nobody
     if sweep is None:
-        return one(told)
+        return _contests(made, [planned], [told])[0]
     keyword, values = _sweep(sweep, args, kwargs)
-    points = []
-    for index, value in enumerate(values):
-
-        def of_all(done: int, total: int, text: str, index: int = index, value: Any = value) -> None:
-            told(index * PARTS + done * PARTS // total, PARTS * len(values), f"{keyword}={value}: {text}")
-
-        points.append(Point(value, one(of_all, **{keyword: value})))
+    found = _contests(
+        made,
+        [functools.partial(planned, **{keyword: value}) for value in values],
+        [_part_of(told, index, len(values), f"{keyword}={value}") for index, value in enumerate(values)],
+    )
     return Comparison(
         name=made.name,
         arms=(),
         baseline=made.baseline,
-        environment=points[-1].comparison.environment,
+        environment=found[-1].environment,
         seed=number,
-        seconds=sum(point.comparison.seconds for point in points),
+        seconds=sum(one.seconds for one in found),
         sweep=keyword,
-        points=tuple(points),
+        points=tuple(map(Point, values, found)),
     )
 
 
@@ -145,22 +146,40 @@ class _Arms:
         self.held = held
 
 
-def _contest(made: _Arms, plan: Plan, told: Progress) -> Comparison:
+def _contests(made: _Arms, plans: Sequence[Callable[[], Plan]], told: Sequence[Progress]) -> list[Comparison]:
+    """Run them one after the other, and only then record kernels, after which launches are slower."""
     tracer = current.tracer()
-    notes = Unsaid(current.modes)
-    contestants = [Contestant(name, function, mode, notes) for name, function, mode in made.held]
-    tools = Tools(
-        stopwatch=Stopwatch(tracer.locator, tracer.host),
-        warmth=tracer.warmth,
-        peaks=peak_book().of,
-        alone=current.without_module_loads,
-    )
-    try:
-        with _quiet(tracer):
-            return Contest(contestants, plan, tools, told).run()
-    finally:
-        for each in contestants:
-            each.close()
+    contests: list[Contest] = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_quiet(tracer))
+        for planned, tell in zip(plans, told, strict=True):
+            notes = Unsaid(current.modes)
+            contestants = [Contestant(name, function, mode, notes) for name, function, mode in made.held]
+            for each in contestants:
+                stack.callback(each.close)
+            tools = Tools(
+                stopwatch=Stopwatch(tracer.locator, tracer.host),
+                warmth=tracer.warmth,
+                peaks=peak_book().of,
+                ledger=current.ledger(),
+                alone=current.without_module_loads,
+            )
+            contests.append(Contest(contestants, planned(), tools, tell))
+            contests[-1].run()
+        for contest in contests:
+            contest.record_kernels()
+        return [contest.result() for contest in contests]
+
+
+def _part_of(told: Progress, index: int, count: int, name: str) -> Progress:
+    """Return what tells of one of *count* comparisons, as part of all: first all are timed, then kernels recorded."""
+
+    def tell(done: int, _total: int, text: str) -> None:
+        recording = done >= TIMED
+        before = count * TIMED + index * (PARTS - TIMED) - TIMED if recording else index * TIMED
+        told(before + done, count * PARTS, f"{name}: {text}")
+
+    return tell
 
 
 @contextlib.contextmanager

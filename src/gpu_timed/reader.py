@@ -91,11 +91,12 @@ class Reader:
         except BaseException:  # an interrupt of the user's, on the calling thread: the resolver reads it again
             span.segments, span.claimed = held, False
             raise
-        if span.device_error:
+        why = record.device_ns.reason if isinstance(record.device_ns, Missing) else ""
+        if why == "device_error" or span.device_error:
             self._ledger.count("device_error")  # its events are of no more use
         else:
             self._release(marks)
-        if isinstance(record.device_ns, Missing) and record.device_ns.reason == _MARK_FAILED:
+        if why == _MARK_FAILED:
             self._ledger.count(_MARK_FAILED)
         if "anchor_fault" in span.quality:
             self._ledger.count("anchor_fault")

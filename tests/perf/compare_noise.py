@@ -29,8 +29,8 @@ from made_noise import compare as replay
 from made_noise import recorded
 
 from gpu_timed import compare, current
-from gpu_timed.measure.interleaving import TURN_NS
 from gpu_timed.measure.stopwatch import Stopwatch
+from gpu_timed.measure.turns import fitting, settling, share_out
 
 TRIALS = 100
 BUDGET_NS = 20_000_000_000
@@ -85,14 +85,17 @@ def record(seconds: float) -> dict[str, list[int]]:
 def judged(times: list[int]) -> dict[str, Any]:
     """Return how a hundred comparisons each come out."""
     usual = statistics.median(times)
-    calls = max(1, min(500, round(TURN_NS / usual)))
-    blocks = round(BUDGET_NS / (2 * (calls + 1) * usual))
+    share = share_out([round(usual)] * 2, BUDGET_NS)
+    calls = fitting(usual, share)
+    first = settling(calls, share)
+    blocks = round(BUDGET_NS / (2 * (calls + first) * usual))
     noise = recorded(times)
     found: dict[str, Any] = {"calls": len(times), "median_ns": usual, "calls_per_turn": calls, "most_blocks": blocks}
+    found["not_counted"] = first
     deciles = statistics.quantiles(times, n=10)
     found["p10_p90"] = [deciles[0] / usual, deciles[-1] / usual]
     for name, factor in (("identical", 1.0), ("slower", 1.02), ("faster", 1 / 1.02)):
-        held = [replay(noise, factor, seed, blocks=blocks, calls=calls) for seed in range(TRIALS)]
+        held = [replay(noise, factor, seed, blocks=blocks, calls=calls, first=first) for seed in range(TRIALS)]
         found[name] = dict(Counter(each.say("other").word for each in held))
         found[f"{name}_blocks"] = statistics.median(each.blocks for each in held)
     return found

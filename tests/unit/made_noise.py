@@ -63,7 +63,7 @@ def recorded(times: Sequence[float]) -> Noise:
 
 
 def compare(
-    noise: Noise, factor: float, seed: int, *, blocks: int, calls: int, precision: float | None = None
+    noise: Noise, factor: float, seed: int, *, blocks: int, calls: int, first: int = 2, precision: float | None = None
 ) -> Decider:
     """Compare a function with itself, made *factor* times as slow, in blocks as the engine makes them."""
     chance = random.Random(seed)
@@ -76,7 +76,8 @@ def compare(
         chance.shuffle(order)
         medians = {}
         for name in order:
-            next(times)  # the call that finds the caches as the other arm left them
+            for _ in range(first):  # which find the caches as the other arm left them
+                next(times)
             took = [next(times) * (factor if name == "other" else 1.0) for _ in range(calls)]
             medians[name] = statistics.median(took)
         enough = decider.add(medians)

@@ -170,6 +170,31 @@ def test_a_profiler_that_is_at_work_already_is_told(monkeypatch: pytest.MonkeyPa
     assert "already enabled" in found.detail
 
 
+def test_the_first_steps_are_thrown_away_and_so_is_the_first_pass_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+    held: list[Any] = []
+
+    def recorded(*_: Any, **options: Any) -> bytes | Missing:
+        passes.append(options["steps"])
+        return held.pop() if held else steps(options["steps"])
+
+    monkeypatch.setattr(torch_profile, "usable", lambda: None)
+    monkeypatch.setattr(torch_profile, "recorded", recorded)
+    found = torch_profile.profile(lambda: None, steps=5)
+    assert isinstance(found, ProfiledSteps)
+    assert len(found.steps) == 5
+    assert passes == [7]
+    passes.clear()
+    assert torch_profile.profile(lambda: None, steps=5, rehearse=True)
+    assert passes == [2, 7]
+    passes.clear()
+    held.append(Missing("needs_kernel_records", "another one is at work"))
+    assert torch_profile.profile(lambda: None, steps=5, rehearse=True) == Missing(
+        "needs_kernel_records", "another one is at work"
+    )
+    assert passes == [2]
+
+
 def test_without_a_device_the_reason_is_given_and_nothing_is_called() -> None:
     found = torch_profile.profile(pytest.fail, steps=1)
     assert isinstance(found, Missing)

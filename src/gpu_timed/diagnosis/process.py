@@ -104,6 +104,11 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "use_mode_disabled": _Kind(
         "note", "use_mode() blocks under GPU_TIMED_DISABLED", "give the sites they are about mode='eager'"
     ),
+    "profiled_pass": _Kind(
+        "note",
+        "passes of compare() that recorded kernels: launches are slower in this process since then",
+        "compare in a process of its own",
+    ),
     "inputs_unreadable": _Kind("note", "calls with a tensor whose shape could not be read while cuDNN tunes itself"),
     "propagation": _Kind(
         "warning",

@@ -15,9 +15,10 @@ from gpu_timed.analysis.concluding import conclude
 from gpu_timed.analysis.deciding import LEVEL, PRECISION, Decider
 from gpu_timed.analysis.diagnosing import break_even, diagnose, same_kernels_as_graph
 from gpu_timed.arms import NOT_PROFILED, NOT_RUN, Agreement, Arm, ColdPhase, Comparison
+from gpu_timed.ledger import Ledger
 from gpu_timed.measure import outputs, seeds, step_profile
 from gpu_timed.measure.contestant import Arguments, Contestant
-from gpu_timed.measure.interleaving import Course, Lane, describe, run
+from gpu_timed.measure.interleaving import Course, Lane, describe, divide, run
 from gpu_timed.measure.states import States
 from gpu_timed.measure.steadiness import Steady, check
 from gpu_timed.measure.stopwatch import Stopwatch
@@ -34,8 +35,15 @@ Progress = Callable[[int, int, str], None]
 """Told how much is done, of how much, and what is being done."""
 PARTS: Final = 100
 """Of the whole, as progress is told: of these the blocks take most."""
+TIMED: Final = 90
+"""From here on kernels are recorded."""
 _FIRST: Final = 20
-_BLOCKS: Final = 90
+PROFILED: Final = "profiled_pass"
+"""In the ledger: passes with kernel records, after which launches are slower in this process."""
+_SLOWED: Final = (
+    "Kernels were recorded in this process before, by an earlier comparison: launches are slower since then, those of "
+    "eager arms most. A new process gives the times that users see."
+)
 _ALONE: Final = (
     "Wall: one call at a time, each waited for. Calls that are queued behind each other hide launching that these show."
 )
@@ -67,12 +75,15 @@ class Tools:
     stopwatch: Stopwatch
     warmth: WarmthSource | None
     peaks: Callable[[str | Missing], DevicePeaks | Missing]
+    ledger: Ledger
     alone: Callable[[], AbstractContextManager[None]]
     """Leaves CUPTI, which has one user in a process, to the profiled pass."""
 
 
 class Contest:
-    """Holds *contestants* against each other.
+    """Holds *contestants* against each other: :meth:`run`, then :meth:`record_kernels`, then :meth:`result`.
+
+    Of several in one process all must have run before the first one records kernels.
 
     Args:
         contestants: The arms; the baseline is among them.
@@ -95,22 +106,36 @@ class Contest:
         self._agreed: dict[str, Agreement] = {}
         self._steps: dict[str, ProfiledSteps | Missing] = {}
         self._notes: list[str] = []
+        self._decider: Decider | None = None
+        self._stopped = ""
+        self._load: float | Missing = NOT_SET
+        self._spent_ns = 0
 
-    def run(self) -> Comparison:
-        """Do all of it. Of what the arms raise nothing comes out but what is no Exception."""
-        plan, watch = self._plan, self._watch
-        began = watch.host.now_ns()
+    def run(self) -> None:
+        """Time all of them. Of what the arms raise nothing comes out but what is no Exception."""
+        began = self._watch.host.now_ns()
+        if self._tools.ledger.snapshot().get(PROFILED):
+            self._notes.append(_SLOWED)
         self._admit()
-        decider, stopped = None, ""
-        states = States(watch.device_uuid)
+        states = States(self._watch.device_uuid)
         try:
             if not self._base.failed:
-                decider, stopped = self._measure(states)
-            load = states.host_load()
+                self._decider, self._stopped = self._measure(states)
+            self._load = states.host_load()
         finally:
             states.close()
-        if plan.profile and not self._base.failed:
+        self._spent_ns += self._watch.host.now_ns() - began
+
+    def record_kernels(self) -> None:
+        """Make the profiled pass of each arm. Launches are slower ever after: nothing may be timed any more."""
+        began = self._watch.host.now_ns()
+        if self._plan.profile and not self._base.failed:
             self._record_kernels()
+        self._spent_ns += self._watch.host.now_ns() - began
+
+    def result(self) -> Comparison:
+        """Return what was found."""
+        plan, watch, decider = self._plan, self._watch, self._decider
         arms = tuple(self._arm(lane) for lane in self._lanes)
         base = arms[self._lanes.index(self._base)]
         steady = self._steady.get(id(self._base.contestant.function))
@@ -143,13 +168,13 @@ class Contest:
                 if arm in measured and base in measured
             },
             refused=base.refused,
-            environment=environment(watch, arms, load),
+            environment=environment(watch, arms, self._load),
             notes=(*self._notes, _ALONE),
             seed=plan.seed,
             blocks=0 if decider is None else decider.blocks,
             calls_per_turn={lane.name: lane.calls for lane in self._lanes if lane.took},
-            stopped=stopped,
-            seconds=(watch.host.now_ns() - began) / 1e9,
+            stopped=self._stopped,
+            seconds=self._spent_ns / 1e9,
         )
 
     # -- who takes part -------------------------------------------------------------------------------
@@ -282,16 +307,15 @@ class Contest:
             by_device=plan.by_device,
         )
         began = watch.host.now_ns()
-        one_block = 0
         for lane in self._running:
             try:
-                one_block += course.pace(lane)
+                course.pace(lane)
             except Exception as error:  # noqa: BLE001 - the arm says why, and the others go on
                 lane.failed = describe(error)
         names = [lane.name for lane in self._running]
         until = began + plan.budget_ns
         left = max(0, until - watch.host.now_ns())
-        most = max(1, left // max(1, one_block))
+        most = max(1, left // max(1, divide(self._running, left)))
         decider = Decider(
             names or [plan.baseline],
             plan.baseline,
@@ -302,7 +326,7 @@ class Contest:
 
         def tell(blocks: int) -> None:
             part = min(1.0, (watch.host.now_ns() - began) / plan.budget_ns)
-            self._progress(_FIRST + int((_BLOCKS - _FIRST) * part), PARTS, f"block {blocks}")
+            self._progress(_FIRST + int((TIMED - 1 - _FIRST) * part), PARTS, f"block {blocks}")
 
         stopped = run(self._running, course, decider, self._chance, until_ns=until, progress=tell)
         for lane in self._running:
@@ -317,18 +341,22 @@ class Contest:
         for index, lane in enumerate(self._lanes):
             if lane.failed or not lane.took:
                 continue
-            self._progress(_BLOCKS + index * (PARTS - _BLOCKS) // len(self._lanes), PARTS, f"{lane.name}: kernels")
+            self._progress(TIMED + index * (PARTS - TIMED) // len(self._lanes), PARTS, f"{lane.name}: kernels")
             positional, named = self._plan.arguments
             try:
                 if self._watch.clock == "host":
                     self._steps[lane.name] = Missing("no_device")
                     continue
+                rehearse = not self._tools.ledger.snapshot().get(PROFILED)
                 with self._tools.alone():
-                    self._steps[lane.name] = step_profile.profile(
+                    self._steps[lane.name] = found = step_profile.profile(
                         functools.partial(lane.contestant.call, *positional, **named),
                         wait=self._watch.settle,
                         before=self._plan.reset,
+                        rehearse=rehearse,
                     )
+                if not isinstance(found, Missing):
+                    self._tools.ledger.count(PROFILED)
             except Exception as error:  # noqa: BLE001 - without it, all else stays
                 self._steps[lane.name] = Missing("needs_kernel_records", describe(error))
 

@@ -18,17 +18,22 @@ from gpu_timed.analysis.deciding import Decider
 from gpu_timed.arms import Samples, Turn
 from gpu_timed.measure.contestant import Arguments, Contestant
 from gpu_timed.measure.stopwatch import Stopwatch, Took
+from gpu_timed.measure.turns import (
+    MOST_CALLS,
+    SHARES,
+    TURN_NS,
+    Share,
+    adjusted,
+    fitting,
+    length_ns,
+    settling,
+    share_out,
+)
 from gpu_timed.record import Missing
 
-TURN_NS: Final = 20_000_000
-"""How long a turn is to last: long beside what changing arms disturbs, short beside what drifts."""
-MOST_CALLS: Final = 500
-_NEAR: Final = 1.25
-"""A turn that lasts by up to this factor longer or shorter than it is to has the right number of calls."""
 _LONGEST: Final = 2
 """After this many times what a turn is to last it ends, whatever calls are left of it."""
-FEW_CALLS: Final = 3
-"""Calls of a turn, from which on the first one, which finds the caches as another arm left them, is not counted."""
+_FEWEST_PACED: Final = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +42,12 @@ class Lane:
 
     contestant: Contestant
     calls: int = 1
-    """Of a turn."""
+    """Of a turn, those that count."""
+    share: Share = SHARES[-1]
+    call_ns: int = 0
+    """How long a call took, before the first block."""
+    shortest_ns: int = 0
+    """The shortest of those."""
     block: list[int] = field(default_factory=list)
     took: list[tuple[int, int, int | Missing]] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -90,18 +100,24 @@ class Course:
             self.prepare()
         return self.stopwatch.time(lane.contestant.call, *self.arguments)
 
-    def pace(self, lane: Lane, turn_ns: int = TURN_NS) -> int:
-        """Find out how many calls of *lane* make a turn, to begin with; returns how long one is at the least, in ns."""
+    def pace(self, lane: Lane) -> None:
+        """Find out how long a call of *lane* takes, to begin with."""
         now = self.stopwatch.host.now_ns
         each: list[int] = []
         began = now()
-        while len(each) < FEW_CALLS or (now() - began < turn_ns and len(each) < MOST_CALLS):
+        while len(each) < _FEWEST_PACED or (now() - began < TURN_NS and len(each) < MOST_CALLS):
             before = now()
             self.time(lane)
             each.append(max(1, now() - before))
-        lane.calls = max(1, min(MOST_CALLS, round(turn_ns / statistics.median(each))))
-        shortest = min(each)
-        return max(shortest, min(turn_ns, MOST_CALLS * shortest))
+        lane.call_ns, lane.shortest_ns = round(statistics.median(each)), min(each)
+
+
+def divide(lanes: Sequence[Lane], left_ns: int) -> int:
+    """Share the time out between *lanes*, which have been paced; returns how long one block is at the least, in ns."""
+    share = share_out((lane.shortest_ns for lane in lanes), left_ns)
+    for lane in lanes:
+        lane.share, lane.calls = share, fitting(lane.call_ns, share)
+    return sum(length_ns(lane.shortest_ns, share) for lane in lanes)
 
 
 def run(
@@ -174,25 +190,18 @@ def _block(running: Sequence[Lane], course: Course, chance: random.Random, block
 
 def _turn(lane: Lane, course: Course) -> list[Took]:
     before, now = lane.contestant.ran, course.stopwatch.host.now_ns
+    most = _LONGEST * max(TURN_NS, length_ns(lane.call_ns, lane.share))
     began = now()
-    if lane.calls >= FEW_CALLS:
+    for _ in range(settling(lane.calls, lane.share)):
         course.time(lane)
     took: list[Took] = []
-    while len(took) < lane.calls and (not took or now() - began < _LONGEST * TURN_NS):
+    while len(took) < lane.calls and (not took or now() - began < most):
         took.append(course.time(lane)._replace(result=None))
     after = lane.contestant.ran
     if after.mode != before.mode and not lane.strayed:
         lane.strayed = f"it ran as {after.mode} after a while: {after.reason or 'nobody knows why'}"
-    lane.calls = _calls(len(took), now() - began)
+    lane.calls = adjusted(len(took), now() - began, lane.share)
     return took
-
-
-def _calls(calls: int, turn_ns: int) -> int:
-    """Return how many calls the next turn is to have, where the last one had *calls* and took *turn_ns*."""
-    off = TURN_NS / max(1, turn_ns)
-    if 1 / _NEAR < off < _NEAR:
-        return calls
-    return max(1, min(MOST_CALLS, round(calls * max(0.5, min(2.0, off)))))
 
 
 @contextlib.contextmanager

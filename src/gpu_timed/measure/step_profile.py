@@ -30,6 +30,7 @@ def profile(
     wait: Callable[[], object],
     steps: int = STEPS,
     before: Callable[[], object] | None = None,
+    rehearse: bool = False,
 ) -> ProfiledSteps | Missing:
     """Record *steps* calls of *call*, the device idle before each.
 
@@ -41,12 +42,13 @@ def profile(
         wait: Waits for the device's work.
         steps: How many, at least 1.
         before: Called before each step, outside of it, like ``reset=``.
+        rehearse: Whether this is the first pass of the process, which torch's profiler is slower in.
     """
     found: ProfiledSteps | Missing
     if "torch" in sys.modules:
         leaf: Any = importlib.import_module("gpu_timed.measure.torch_profile")
         if leaf.usable() is None:
-            found = leaf.profile(call, steps=steps, before=before)
+            found = leaf.profile(call, steps=steps, before=before, rehearse=rehearse)
             return found
     return by_cupti(call, wait=wait, steps=steps, before=before)
 
