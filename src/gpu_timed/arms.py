@@ -170,6 +170,9 @@ class Diagnosis:
     idle_share: float | Missing = NOT_SET
     """The rest of it."""
     typical_gap_ns: Measured = NOT_SET
+    """Median gap of the profiled pass, in which the host is slower."""
+    idle_per_gap_ns: Measured = NOT_SET
+    """What the device idles in an unprofiled call, wall time less busy time, divided by the gaps of a call."""
     typical_operator: str | Missing = NOT_SET
     """What the host was launching when the device waited most."""
     ceiling: float | Missing = NOT_SET

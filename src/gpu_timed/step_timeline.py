@@ -8,13 +8,21 @@ pass. A busy ratio that is free of the profiler divides :attr:`ProfiledSteps.bus
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from gpu_timed.record import Answer, Measured
 
 Execution: TypeAlias = Literal["kernel", "memcpy", "memset"]
 Source: TypeAlias = Literal["kineto", "cupti"]
+_COMPILED: Final = re.compile(r"## Call CompiledFxGraph (\w{6})\w* ##")
+"""What Inductor calls the annotation around one of its graphs (torch 2.6 to 2.13): a hash of 50 letters."""
+
+
+def spoken(operator: str) -> str:
+    """Return the name of an operator or annotation as one can say it: hashes are cut."""
+    return _COMPILED.sub(r"a compiled graph of torch (\1)", operator)
 
 
 class Kernel(NamedTuple):

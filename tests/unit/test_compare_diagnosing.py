@@ -13,7 +13,7 @@ from gpu_timed.analysis.deciding import Decider
 from gpu_timed.analysis.diagnosing import break_even, diagnose, same_kernels_as_graph
 from gpu_timed.analysis.likeness import unlike
 from gpu_timed.arms import Agreement, Arm, ColdPhase, Samples, Turn, Verdict
-from gpu_timed.step_timeline import OperatorGaps, ProfiledSteps
+from gpu_timed.step_timeline import OperatorGaps, ProfiledSteps, spoken
 
 US, MS = 1_000, 1_000_000
 UNKNOWN = Missing("unknown")
@@ -27,6 +27,7 @@ def arm(
     device_ns: Any = None,
     busy_ns: int | None = None,
     late_ns: Any = UNKNOWN,
+    more_gaps: tuple[OperatorGaps, ...] = (OperatorGaps("aten::add", "", 900, 1 * MS, 10 * US),),
     **more: Any,
 ) -> Arm:
     timeline: Any = Missing("not_profiled", "not asked for")
@@ -42,7 +43,7 @@ def arm(
             gap_count=1104,
             gap_ns=17 * US,
             late_ns=late_ns,
-            operators=(OperatorGaps("aten::mm", "aten::linear", 155, 2 * MS, 15 * US),),
+            operators=(OperatorGaps("aten::mm", "aten::linear", 155, 3 * MS, 15 * US), *more_gaps),
         )
     held = Samples(
         block=(0, 0, 1),
@@ -70,7 +71,10 @@ def test_launch_bound() -> None:
     assert "busy for 2.54 ms of 21.7 ms (12%)" in words
     assert "at most 8.54 times as fast" in words
     assert "1,105 kernels" in words
-    assert "typical gap between kernels is 17 µs, most of them before what aten::mm launches" in words
+    assert "typical gap between kernels is 17 µs in the profiled pass, which slows the host (1,104 gaps" in words
+    assert found.idle_per_gap_ns == (21_700 - 2_540) * US // 1_104
+    assert "Unprofiled, a call's idle time is 17.4 µs for each of its gaps." in words
+    assert "It waited longest for what aten::mm launches: 75% of that time, in 155 gaps." in words
     assert "from a profiled pass" in words
 
 
@@ -101,6 +105,21 @@ def test_gaps_of_the_devices_own_are_not_the_hosts() -> None:
     found = diagnose(arm(busy_ns=2 * MS, late_ns=1 * MS))
     assert found.bound == "mixed"
     assert "no faster host would close them" in said(found)
+
+
+def test_few_gaps_that_waited_for_the_host_are_not_the_typical_one() -> None:
+    """As between the two graphs of a compiled model: one long gap, and hundreds that are the device's own."""
+    found = diagnose(arm("reduce-overhead", busy_ns=20 * MS, more_gaps=()))
+    words = said(found)
+    assert "The typical gap between kernels is 17 µs (1,104 gaps a call)." in words
+    assert "For the host the device waited in 155 of them, longest for what aten::mm launches (3 ms" in words
+    assert "Unprofiled" not in words
+
+
+def test_names_of_compiled_graphs_can_be_said() -> None:
+    name = "## Call CompiledFxGraph faoqnf6dg7fx372jjc22ysuxruem2y3dndoc4tytjuf7yjeggijb ##"
+    assert spoken(name) == "a compiled graph of torch (faoqnf)"
+    assert spoken("aten::mm") == "aten::mm"
 
 
 def test_busy_for_longer_than_it_took_is_all_of_it() -> None:

@@ -23,7 +23,7 @@ from gpu_timed.analysis.timeline import HostSpan, summarised, timelines
 from gpu_timed.arms import Comparison, Diagnosis, Point, Samples, Verdict
 from gpu_timed.errors import MissingExtraError
 from gpu_timed.record import Missing
-from gpu_timed.step_timeline import Kernel, StepTimeline
+from gpu_timed.step_timeline import Kernel, OperatorGaps, ProfiledSteps, StepTimeline
 from gpu_timed.views import drawing, page, table, words
 
 COMPARISONS = {
@@ -298,6 +298,45 @@ def test_the_page_says_the_answer_and_what_the_figures_are(found: Comparison, ht
     )
 
 
+def test_the_answer_comes_with_both_times_and_what_limits_the_baseline_before_the_plots() -> None:
+    pytest.importorskip("matplotlib")
+    held = believe.comparison(kernels=60)
+    assert "as fast: 2.98 ms in place of 21.6 ms; it takes" in words.headline(held)[0]
+    text = " ".join(parsed(page.html(held)).text)
+    order = ["is faster than eager", "eager: launch-bound", "How long calls take", "cuda_graph: device-bound"]
+    assert [text.index(one) for one in order] == sorted(text.index(one) for one in order)
+    device = dataclasses.replace(held.verdicts[0], quantity="device")
+    assert "2.96 ms in place of 21.5 ms" in words.headline(dataclasses.replace(held, verdicts=(device,)))[0]
+
+
+def test_hashes_of_compiled_graphs_are_not_shown() -> None:
+    pytest.importorskip("matplotlib")
+    held = believe.comparison(kernels=60)
+    name = f"## Call CompiledFxGraph f{'abcde2' * 8} ##"
+    seen = held.arms[0].timeline
+    assert isinstance(seen, ProfiledSteps)
+    seen = dataclasses.replace(seen, operators=(OperatorGaps(name, name, 1, 900_000, 900_000),))
+    arms = (dataclasses.replace(held.arms[0], timeline=seen), *held.arms[1:])
+    found = dataclasses.replace(held, arms=arms)
+    assert "a compiled graph of torch (fabcde) (1 gap)" in " ".join(found.to_text(300).split())
+    for shown in (page.html(found), found.to_text(100)):
+        assert "abcde2" not in shown
+    assert name in found.to_json()
+
+
+def test_a_terminal_has_sentences_that_go_on_below_themselves() -> None:
+    held = believe.comparison(kernels=30)
+    console = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
+    table.show(console, held)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 60
+    at = next(index for index, line in enumerate(lines) if line.startswith("    Launch-bound: the device"))
+    assert lines[at + 1].startswith("    ")
+    file = Console(file=io.StringIO(), width=60)
+    table.show(file, held)
+    assert words.headline(held)[0] in file.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
 def test_every_drawing_has_a_text_and_two_widths_and_the_pages_colours(html: str) -> None:
     held = parsed(html)
     drawings = re.findall(r"<svg(.*?)</svg>", html, flags=re.DOTALL)
@@ -420,6 +459,10 @@ def test_the_stretch_holds_a_typical_gap_with_what_is_around_it() -> None:
     rare = drawing.typical_stretch(dataclasses.replace(held, gap_ns=12), (1, 1))
     assert rare is not None
     assert [(gap.duration_ns, gap.operator) for gap in rare.gaps] == [(78, "rare")]
+    # Where hardly any gap waited for the host the typical one is among all of them.
+    few = drawing.typical_stretch(dataclasses.replace(held, operators=held.operators[:1], gap_ns=12), (1, 1))
+    assert few is not None
+    assert [gap.duration_ns for gap in few.gaps] == [12]
     dense = timelines([Kernel(at, at + 10, "k", launch=1) for at in range(0, 100, 10)], [(0, 100)])
     assert drawing.typical_stretch(summarised(dense, "kineto")) is None
 

@@ -14,7 +14,7 @@ from gpu_timed.analysis import throughput
 from gpu_timed.arms import Arm, BreakEven, Diagnosis, Limit, Verdict
 from gpu_timed.peaks import DevicePeaks
 from gpu_timed.record import NOT_SET, Measured, Missing
-from gpu_timed.step_timeline import ProfiledSteps
+from gpu_timed.step_timeline import ProfiledSteps, spoken
 from gpu_timed.work import Work
 
 DEVICE: Final = 0.85
@@ -69,7 +69,7 @@ def diagnose(
         return Diagnosis(bound="unknown", sentences=("No kernel ran in the profiled steps.",), busy_ns=busy)
     ratio = busy / wall
     idle, ceiling = max(0.0, 1 - ratio), max(1.0, wall / busy)
-    gap, operator = steps.gap_ns, steps.operators[0].operator if steps.operators else ""
+    operator = steps.operators[0].operator if steps.operators else ""
     source = "kernel time from a profiled pass, wall time from calls that were not profiled"
     said = [f"The device was busy for {_time(busy)} of {_time(wall)} ({ratio:.0%}): {source}."]
     bound: Limit
@@ -101,9 +101,8 @@ def diagnose(
                 "Most of the gaps are the device's own (starting kernels, waiting for each other): what follows had "
                 "been launched by then, and no faster host would close them."
             )
-    if isinstance(gap, int) and steps.gap_count:
-        named = f", most of them before what {operator} launches" if operator else ""
-        said.append(f"The typical gap between kernels is {_time(gap)}{named} ({steps.gap_count:,} gaps a call).")
+    each = max(0, wall - busy) // steps.gap_count if steps.gap_count else NOT_SET
+    said += _gaps(steps, each)
     said += _throughput(work, busy, peaks)
     return Diagnosis(
         bound=bound,
@@ -111,10 +110,44 @@ def diagnose(
         busy_ratio=ratio,
         busy_ns=busy,
         idle_share=idle,
-        typical_gap_ns=gap,
+        typical_gap_ns=steps.gap_ns,
+        idle_per_gap_ns=each,
         typical_operator=operator or Missing("unknown"),
         ceiling=ceiling,
     )
+
+
+def _gaps(steps: ProfiledSteps, each: Measured) -> list[str]:
+    """Say how long a gap is, and what the device waited for.
+
+    What it waited for the host is longer in the profiled pass: how long in other calls is told by their idle time.
+    """
+    if isinstance(steps.gap_ns, Missing) or not steps.gap_count:
+        return []
+    late = sum(one.gaps for one in steps.operators)
+    most = steps.operators[0] if late else None
+    text = f"The typical gap between kernels is {_time(steps.gap_ns)}"
+    if late < steps.gap_count / 2:
+        said = [f"{text} ({_gap_count(steps.gap_count)} a call)."]
+        if most is not None:
+            said.append(
+                f"For the host the device waited in {late:,} of them, longest for what {spoken(most.operator)} "
+                f"launches ({_time(most.total_ns)} a call in the profiled pass)."
+            )
+        return said
+    shared = f" Unprofiled, a call's idle time is {_time(each)} for each of its gaps." if isinstance(each, int) else ""
+    said = [f"{text} in the profiled pass, which slows the host ({_gap_count(steps.gap_count)} a call).{shared}"]
+    if most is not None:
+        part = most.total_ns / max(1, sum(one.total_ns for one in steps.operators))
+        said.append(
+            f"It waited longest for what {spoken(most.operator)} launches: {part:.0%} of that time, in "
+            f"{_gap_count(most.gaps)}."
+        )
+    return said
+
+
+def _gap_count(count: int) -> str:
+    return f"{count:,} gap" if count == 1 else f"{count:,} gaps"
 
 
 def _own_gaps(steps: ProfiledSteps) -> bool:

@@ -60,12 +60,13 @@ def busy_shares(step: StepTimeline, until_ns: int, bins: int) -> list[float]:
 
 
 def typical_stretch(found: ProfiledSteps, around: tuple[int, int] = AROUND) -> Stretch | None:
-    """Return a part of the typical step around a gap as long as the typical one, of the operator most waited for.
+    """Return a part of the typical step around a gap as long as the typical one.
 
-    None where there are no gaps.
+    Where most gaps waited for the host it is one of the operator most waited for. None where there are no gaps.
     """
     step = found.typical
-    most = found.operators[0].operator if found.operators else None
+    waited = sum(one.gaps for one in found.operators) >= found.gap_count / 2
+    most = found.operators[0].operator if found.operators and waited else None
     gaps = [gap for gap in step.gaps if gap.operator == most] or list(step.gaps)
     if not gaps or not isinstance(found.gap_ns, int):
         return None

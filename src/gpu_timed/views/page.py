@@ -16,6 +16,7 @@ from typing import Final
 from gpu_timed._version import VERSION
 from gpu_timed.arms import Comparison, Verdict
 from gpu_timed.record import Missing
+from gpu_timed.step_timeline import spoken
 from gpu_timed.views import drawing, plots, words
 
 _CLASSES: Final = {"faster": "faster", "slower": "slower", "same": "same", "ambiguous": "open", None: "open"}
@@ -26,7 +27,8 @@ _DISTRIBUTION: Final = (
 _STEPS: Final = (
     "The median one of the profiled steps. The height is the share of each slice of the time (1/220 of the axis, 1/90 "
     "on a small screen) in which at least one kernel, copy or memset ran; the dashed line is where the last of them "
-    "ended. Recording costs the host time, so a step that waits for the host is longer here than unprofiled."
+    "ended. Recording costs the host time, so a step that waits for the host is longer here than a call that is not "
+    "profiled"
 )
 _STRETCHES: Final = (
     "From the same steps, around a gap of typical length. Coloured: a kernel ran, by stream. Grey: nothing ran; in it "
@@ -93,12 +95,20 @@ def _single(found: Comparison, name: str) -> Iterator[str]:
 def _answer(found: Comparison) -> Iterator[str]:
     if found.refused:
         yield f'<div class="answer open"><p>{escape(words.headline(found)[0])}</p></div>'
-    for verdict in () if found.refused else found.verdicts:
-        yield f'<div class="answer {_CLASSES[verdict.word]}"><p>{escape(words.sentence(verdict))}</p></div>'
+    for verdict, text in () if found.refused else zip(found.verdicts, words.headline(found), strict=True):
+        yield f'<div class="answer {_CLASSES[verdict.word]}"><p>{escape(text)}</p></div>'
     for text in words.troubles(found):
         yield f'<p class="trouble">{escape(text)}</p>'
-    for name, diagnosis in found.diagnoses.items():
-        yield f"<p><strong>{escape(name)}:</strong> {escape(' '.join(diagnosis.sentences))}</p>"
+    yield from _why(found, [found.baseline])
+
+
+def _why(found: Comparison, names: Iterable[str]) -> Iterator[str]:
+    """Say what limits each of the arms with *names*."""
+    for name in names:
+        diagnosis = found.diagnoses.get(name)
+        if diagnosis is not None:
+            yield f'<h3>{escape(name)}: {escape(words.BOUNDS[diagnosis.bound])}</h3><ul class="why">'
+            yield "".join(f"<li>{escape(text)}</li>" for text in diagnosis.sentences) + "</ul>"
 
 
 def _evidence(found: Comparison, name: str) -> Iterator[str]:
@@ -108,10 +118,15 @@ def _evidence(found: Comparison, name: str) -> Iterator[str]:
         yield _figure(plots.distribution(found, f"{name}-d"), _DISTRIBUTION.format(most=drawing.MOST_DOTS))
     if "steps" in drawable:
         yield "<h2>What the device does in a step</h2>"
-        yield _figure(plots.steps(found, f"{name}-t"), _STEPS)
+        walls = "; ".join(f"{arm.name} {words.middle(arm.samples.wall_ns)}" for arm in found.arms if len(arm.samples))
+        yield _figure(plots.steps(found, f"{name}-t"), f"{_STEPS} (wall: {walls}).")
     if "stretches" in drawable:
         yield "<h2>A typical stretch of it</h2>"
         yield _figure(plots.stretches(found, f"{name}-s"), _STRETCHES)
+    others = [arm for arm in found.diagnoses if arm != found.baseline]
+    if others:
+        yield f"<h2>What limits the {'others' if len(others) > 1 else 'other'}</h2>"
+        yield from _why(found, others)
     if found.arms and not found.refused:
         yield "<h2>The figures</h2>"
         yield from _table(found)
@@ -152,15 +167,15 @@ def _waited(found: Comparison) -> Iterator[str]:
             continue
         yield f"<h3>Whom the device waited for: {escape(arm.name)}</h3>"
         yield '<div class="scroll"><table><thead><tr><th scope="col">operator being launched</th>'
-        yield '<th scope="col">inside</th><th scope="col">gaps a step</th><th scope="col">together a step</th>'
-        yield '<th scope="col">typical gap</th></tr></thead><tbody>'
+        yield '<th scope="col">gaps a step</th><th scope="col">together a step</th>'
+        yield '<th scope="col">typical gap</th><th scope="col">inside</th></tr></thead><tbody>'
         for one in operators:
-            yield f'<tr><th scope="row">{escape(one.operator)}</th>' + _cells(
+            yield f'<tr><th scope="row">{escape(spoken(one.operator))}</th>' + _cells(
                 (
-                    one.within or words.NONE,
                     f"{one.gaps:,}",
                     words.duration(one.total_ns),
                     words.duration(one.typical_ns),
+                    spoken(one.within) or words.NONE,
                 )
             )
         yield "</tbody></table></div>"

@@ -20,7 +20,7 @@ from typing import Any, Final
 from gpu_timed.arms import Arm, Comparison
 from gpu_timed.errors import missing_extra
 from gpu_timed.record import Missing
-from gpu_timed.step_timeline import ProfiledSteps
+from gpu_timed.step_timeline import ProfiledSteps, spoken
 from gpu_timed.views import drawing, words
 
 INK: Final = "#010101"
@@ -226,7 +226,7 @@ def _stretch(axes: Any, stretch: drawing.Stretch, color: str, *, narrow: bool) -
         axes.text(middle, bottom / 2 - 0.25, words.duration(gap.duration_ns), ha="center", va="center", fontsize=8)
         if gap.operator:
             most = max(4, int((_LETTERS_NARROW if narrow else _LETTERS_WIDE) * wide))
-            label = _cut(gap.operator.removeprefix("aten::"), most)
+            label = _cut(spoken(gap.operator).removeprefix("aten::"), most)
             axes.text(middle, -0.56, label, ha="center", va="bottom", fontsize=8, color=_MUTED)
     for kernel in stretch.kernels:
         if kernel.stream in lanes:
@@ -243,7 +243,7 @@ def _stretch_words(arm: Arm, stretch: drawing.Stretch) -> str:
     if not stretch.gaps:
         return f"{arm.name} without gaps"
     longest = max(stretch.gaps, key=lambda gap: gap.duration_ns)
-    waiting = f" before {longest.operator}" if longest.operator else ""
+    waiting = f" before {spoken(longest.operator)}" if longest.operator else ""
     return f"{arm.name} with {len(stretch.gaps)} gaps, the longest of {words.duration(longest.duration_ns)}{waiting}"
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -46,21 +47,22 @@ def _show(console: Console, found: Comparison) -> None:
             console.print(_figures(found))
     console.print()
     for sentence in words.honesty(found):
-        _line(console, Text(f"  {sentence}", "dim"))
+        _line(console, Text(sentence, "dim"), indent=2)
     for name, value in words.conditions(found):
-        _line(console, Text(f"  {name}: {value}", "dim"))
+        _line(console, Text(f"{name}: {value}", "dim"), indent=2)
 
 
 def _answer(console: Console, found: Comparison) -> None:
     if found.refused:
         _line(console, Text(words.headline(found)[0], "bold yellow"))
-    for verdict in () if found.refused else found.verdicts:
-        _line(console, Text(words.sentence(verdict), _style(verdict)))
+    for verdict, sentence in () if found.refused else zip(found.verdicts, words.headline(found), strict=True):
+        _line(console, Text(sentence, _style(verdict)))
     for sentence in words.troubles(found):
-        _line(console, Text(f"  {sentence}", "yellow"))
+        _line(console, Text(sentence, "yellow"), indent=2)
     for name, diagnosis in found.diagnoses.items():
-        for index, sentence in enumerate(diagnosis.sentences):
-            _line(console, Text(f"  {name + ':' if not index else '':{len(name) + 1}} {sentence}"))
+        _line(console, Text(f"{name}: {words.BOUNDS[diagnosis.bound]}", "bold"), indent=2)
+        for sentence in diagnosis.sentences:
+            _line(console, Text(sentence), indent=4)
 
 
 def _figures(found: Comparison) -> Table:
@@ -97,5 +99,9 @@ def _style(verdict: Verdict) -> str:
     return f"bold {_STYLES[verdict.word]}"
 
 
-def _line(console: Console, text: Text) -> None:
-    console.print(text, soft_wrap=True, highlight=False)
+def _line(console: Console, text: Text, *, indent: int = 0) -> None:
+    """Print a line; on a terminal one that is too long goes on below itself, elsewhere it stays whole for ``grep``."""
+    if console.is_terminal:
+        console.print(Padding(text, (0, 0, 0, indent)), highlight=False)
+    else:
+        console.print(Text(" " * indent).append(text), soft_wrap=True, highlight=False)

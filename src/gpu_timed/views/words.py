@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from gpu_timed.arms import NOT_PROFILED, Arm, Comparison, Diagnosis, Verdict
 from gpu_timed.record import Missing
-from gpu_timed.step_timeline import ProfiledSteps
+from gpu_timed.step_timeline import ProfiledSteps, spoken
 
 NONE: Final = "\N{EN DASH}"
 _TIMES: Final = "\N{MULTIPLICATION SIGN}"
@@ -21,13 +21,19 @@ GAPS: Final = (
 )
 TIMES: Final = (
     "Wall: from the call until the device had done it. Launch: until the call returned. Device: between two marks on "
-    "the device around the call, gaps included. Medians of warm calls; first calls are apart, under one-off."
+    "the device around the call, gaps included. Medians of warm calls; first calls are apart, under one-off. Ratios "
+    "are of arms in the same block, so that what drifts falls out: they need not be those of the medians."
 )
 SWEPT: Final = ("wall", "busy", "busy ratio", "typical gap", "verdict", "time of baseline")
 """Rows that a sweep is shown by."""
 _UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"))
 _BYTES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
-_NAMES: Final = {"launch": "launch-bound", "device": "device-bound", "mixed": "mixed", "unknown": "not known"}
+BOUNDS: Final = {
+    "launch": "launch-bound",
+    "device": "device-bound",
+    "mixed": "mixed",
+    "unknown": "what limits is not known",
+}
 _PERCENT: Final = 100
 _WORTH_TIMES: Final = 1.1
 
@@ -85,21 +91,34 @@ def headline(found: Comparison) -> list[str]:
     """Return the answer: a sentence for each arm but the baseline, or why there is none."""
     if found.refused:
         return [f"Not compared: {found.refused}"]
-    return [sentence(verdict) for verdict in found.verdicts]
+    return [sentence(verdict, _in_place(found, verdict)) for verdict in found.verdicts]
 
 
-def sentence(verdict: Verdict) -> str:
-    """Return a verdict as a sentence."""
+def sentence(verdict: Verdict, medians: str = "") -> str:
+    """Return a verdict as a sentence, with the *medians* of both arms in it where they are known."""
     if verdict.word is None:
         return _stopped(f"No verdict on {verdict.arm}: {verdict.reason or 'nobody knows why'}")
     takes = _takes(verdict)
     if verdict.word in ("faster", "slower"):
-        return f"{verdict.arm} is {verdict.word} than {verdict.against}{_times(verdict)}: it {takes}."
+        return f"{verdict.arm} is {verdict.word} than {verdict.against}{_times(verdict)}: {medians}it {takes}."
     if verdict.word == "same":
-        return f"{verdict.arm} is as fast as {verdict.against}: it {takes}."
+        return f"{verdict.arm} is as fast as {verdict.against}: {medians}it {takes}."
     either = f"It cannot be told whether {verdict.arm} or {verdict.against} is faster"
     known = [] if isinstance(verdict.ratio, Missing) else [f"{verdict.arm} {takes}"]
     return _stopped(f"{either}: " + "; ".join([*known, *([verdict.reason] if verdict.reason else [])]))
+
+
+def _in_place(found: Comparison, verdict: Verdict) -> str:
+    """Return the medians of both arms."""
+    arms = {arm.name: arm.samples for arm in found.arms}
+    both = [
+        samples.device_ns if verdict.quantity == "device" else samples.wall_ns
+        for name in (verdict.arm, verdict.against)
+        if (samples := arms.get(name)) is not None and len(samples)
+    ]
+    if len(both) < 2 or any(isinstance(times, Missing) for times in both):  # noqa: PLR2004
+        return ""
+    return f"{middle(both[0])} in place of {middle(both[1])}; "
 
 
 def rows(found: Comparison) -> Iterator[Row]:
@@ -143,11 +162,14 @@ def rows(found: Comparison) -> Iterator[Row]:
     yield from each("device", lambda arm: middle(arm.samples.device_ns), "Between two marks; gaps included.")
     yield from each("busy", profile(lambda seen: duration(seen.busy_ns)), "At least one kernel or copy ran.")
     yield from each("busy ratio", diagnosed(lambda held: share(held.busy_ratio)), "Busy (profiled) / wall (not).")
-    yield from each("bound", diagnosed(lambda held: _NAMES[held.bound]))
+    yield from each("bound", diagnosed(lambda held: BOUNDS[held.bound]))
     yield from each("kernels a call", profile(lambda seen: number(seen.kernels)))
     yield from each("launches a call", profile(lambda seen: number(seen.launches)), "Calls that gave the device work.")
     yield from each("gaps a call", profile(lambda seen: number(seen.gap_count)), "Times in which nothing ran.")
     yield from each("typical gap", profile(lambda seen: duration(seen.gap_ns)), "Median, in the profiled pass.")
+    yield from each(
+        "idle for each gap", diagnosed(lambda held: duration(held.idle_per_gap_ns)), "(Wall - busy) / gaps, unprofiled."
+    )
     yield from each("waited most for", profile(_most), "The operator being launched in most of the gap time.")
     yield from each("memory held", lambda arm: size(arm.memory_held_bytes), "Beyond what was held before.")
     yield from each("one-off", lambda arm: duration(arm.cold.one_off_ns), "Compiling, capturing, warming up.")
@@ -254,7 +276,7 @@ def _most(seen: ProfiledSteps) -> str:
     if not seen.operators:
         return "nobody: the gaps are the device's own" if seen.late_ns == 0 and seen.gap_count else NONE
     first = seen.operators[0]
-    return f"{first.operator} ({first.gaps} gaps)"
+    return f"{spoken(first.operator)} ({first.gaps:,} {'gap' if first.gaps == 1 else 'gaps'})"
 
 
 def _never(calls: Missing) -> str:
