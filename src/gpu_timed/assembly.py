@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 
 from gpu_timed import _version, peaks
 from gpu_timed.bounds import Limit
@@ -39,8 +40,13 @@ def assemble(
     warmth: WarmthSource | None,
     sites: Sites,
     limits: Callable[[], Iterable[Limit]] = tuple,
+    *,
+    modes: Switch | None = None,
 ) -> Tracer:
-    """Return a tracer that measures whatever runtimes this process has, and exports by OpenTelemetry."""
+    """Return a tracer that measures whatever runtimes this process has, and exports by OpenTelemetry.
+
+    It waits for whole devices where the captures of *modes* allow it.
+    """
     host = HostClock()
     vitals = None
     if settings.vitals and settings.vitals_interval_s:
@@ -61,6 +67,7 @@ def assemble(
         otel=otel,
         warmth=warmth,
         counter=Counter(),
+        quiet=nullcontext if modes is None else modes.ground.waiting,
     )
 
 

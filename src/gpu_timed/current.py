@@ -326,7 +326,7 @@ def _make() -> Tracer:
         held = settings()
         if held.warmth and _state.probes is None:
             _state.probes = assemble_probes(held, _state.ring, _state.imports, _state.ledger)
-        made = assemble(held, _state.ledger, _state.ring if held.warmth else None, _state.sites, limits)
+        made = assemble(held, _state.ledger, _state.ring if held.warmth else None, _state.sites, limits, modes=modes)
         # The last to register runs first at exit: ours must run before that of the provider, made by the application.
         made.gate.on_provider.append(_state.endings.watch)
         made.gate.on_none = None if _state.standby is None else _step_in

@@ -111,8 +111,6 @@ class CudaGraph:
             what it was before the call. Without it, a function that changes host state is not captured.
         mutates: Called with the call's arguments; returns the tensors that the function changes by kernels that are
             no operations of torch (Triton, Numba, CuPy), which cannot be seen otherwise.
-        unproven: Capture, though this mode is not proven on a device yet: never while another thread captures. Without
-            it calls run eagerly, and their spans say so.
         max_state_bytes: What may be set aside to undo changes of state; a call that changes more is not captured.
 
     Raises:
@@ -128,7 +126,6 @@ class CudaGraph:
     reset: Callable[[], object] | None = None
     mutates: Callable[..., Any] | None = None
     max_state_bytes: int = _GIB
-    unproven: bool = False
     name: ClassVar[str] = "cuda_graph"
 
     def __post_init__(self) -> None:
@@ -142,7 +139,7 @@ class CudaGraph:
             raise ConfigurationError(f"max_graphs must be at most {_MOST:,}, not {self.max_graphs!r}.")
         _word("way to take inputs", self.inputs, get_args(Inputs))
         _word("way to hand out outputs", self.outputs, get_args(Outputs))
-        _flags(self, "strict", "unproven")
+        _flags(self, "strict")
         for name in ("reset", "mutates"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ConfigurationError(f"{name} must be a function, not {getattr(self, name)!r}.")
@@ -172,6 +169,8 @@ class Ran(NamedTuple):
     """What was asked for."""
     reason: str = ""
     """Why they differ, or what else is to be known."""
+    graph_memory_bytes: int | None = None
+    """What the CUDA Graphs of the site hold of the device's memory, as of its last capture; None where it has none."""
 
 
 class Rule(NamedTuple):

@@ -26,6 +26,7 @@ from gpu_timed.span import FAULT, NEW_SHAPE, Span
 MOST_CLOCKS: Final = 64
 """Clocks for which the resolver's thread stays in relaxed capture mode. A process has one or two."""
 _PENDING: Final = Missing("pending")
+_MARK_FAILED: Final = "mark_failed"
 _TORCHS_OWN: Final = "cuda init"
 """The probe that sees torch set the device up, and says how long that took."""
 
@@ -90,10 +91,13 @@ class Reader:
         except BaseException:  # an interrupt of the user's, on the calling thread: the resolver reads it again
             span.segments, span.claimed = held, False
             raise
-        if span.device_error:
+        why = record.device_ns.reason if isinstance(record.device_ns, Missing) else ""
+        if why == "device_error" or span.device_error:
             self._ledger.count("device_error")  # its events are of no more use
         else:
             self._release(marks)
+        if why == _MARK_FAILED:
+            self._ledger.count(_MARK_FAILED)
         if "anchor_fault" in span.quality:
             self._ledger.count("anchor_fault")
         if span.unmarked:

@@ -126,6 +126,7 @@ def read(
         mode=NOT_SET if ran is None else ran.mode,
         mode_requested=NOT_SET if ran is None else ran.requested,
         mode_reason=_reasons(ran, mode_reason),
+        graph_memory_bytes=NOT_SET if ran is None or ran.graph_memory_bytes is None else ran.graph_memory_bytes,
         bound=_bound(found),
         vitals=sighting.vitals,
         vitals_age_ns=sighting.age_ns,

@@ -273,6 +273,9 @@ class Record:
     """The mode that was asked for."""
     mode_reason: str = ""
     """Why the mode that ran is not the one that was asked for, or what else is to be known of how it ran."""
+    graph_memory_bytes: Measured = NOT_SET
+    """What the CUDA Graphs of this site hold of the device's memory, of a call that was a replay of one: as of the
+    last capture, their outputs and what they compute in included, copies of inputs and outputs not."""
     bound: Bound = "unknown"
     """What limits the call. From marks alone only ``device`` can be told, and nothing where ``device_ns`` is
     ``below_floor``."""
@@ -296,7 +299,9 @@ class Record:
     ``segments_overflow``, ``launch_queue_full`` (the launch waited for room in the device's queue: ``launch_ns``
     is not what launching costs), ``throttled`` (heat, power or a brake held the clocks down near the call),
     ``exceeds_peak`` (nobody waited for this work: it ran on another stream, or had not been launched yet),
-    ``flops_counted`` (torch counted the operations of this very call, which costs time), and these:
+    ``flops_counted`` (torch counted the operations of this very call, which costs time), ``capture_awaited`` (before it
+    waited for the whole device, the call waited for the end of another thread's CUDA Graph capture, 0.1 s at the most:
+    that is in ``device_ns``), and these:
 
     ``cudagraphs_skipped``: torch made no CUDA Graph of something it compiled in this or an earlier call of the site;
     ``mode_reason`` says why.

@@ -32,6 +32,7 @@ OVERFLOW: Final = Missing("overflow")
 DEVICE_CHANGED: Final = Missing("device_changed")
 FAULT: Final = Missing("internal_fault")
 NEW_SHAPE: Final = "new_shape_cudnn_benchmark"
+CAPTURE_AWAITED: Final = "capture_awaited"
 INPUTS_UNSEEN: Final = "inputs_unseen_cudnn_benchmark"
 
 

@@ -70,7 +70,8 @@ def read_marks(span: Span, seen_ns: int) -> Device:
     try:
         pieces = [_read_segment(span, segment, seen_ns) for segment in span.told()]
     except DeviceFault as fault:
-        span.device_error = str(fault)
+        if not span.seen_ns:  # else its own work was done before the device fell into error
+            span.device_error = str(fault)
         return nothing(Missing("device_error", str(fault)))
     if len(pieces) == 1:
         return pieces[0]

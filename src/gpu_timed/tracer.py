@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Final
 
 from gpu_timed import effort
@@ -19,7 +19,7 @@ from gpu_timed.record import NOT_SAMPLED, Missing, Record
 from gpu_timed.resolver import Resolver
 from gpu_timed.settings import LatePolicy, Settings, SyncPolicy
 from gpu_timed.site import Site
-from gpu_timed.span import FAULT, INPUTS_UNSEEN, NEW_SHAPE, Span
+from gpu_timed.span import CAPTURE_AWAITED, FAULT, INPUTS_UNSEEN, NEW_SHAPE, Span
 from gpu_timed.unrecorded import Unrecorded
 from gpu_timed.values import AttributeValue, clean_all
 
@@ -46,6 +46,7 @@ class Tracer:
         otel: Any,
         warmth: WarmthSource | None = None,
         counter: WorkCounter | None = None,
+        quiet: Callable[[], AbstractContextManager[bool | None]] = nullcontext,
     ) -> None:
         self.settings = settings
         self.ledger = ledger
@@ -56,6 +57,7 @@ class Tracer:
         self.otel = otel
         self.warmth = warmth
         self.counter = counter
+        self._quiet = quiet
         self.dead = False
         #: Counts the captures begun so far, so that each can tell the spans that returned before it.
         self.epoch = 0
@@ -284,7 +286,9 @@ class Tracer:
         place = span.place
         if place is None or place.clock.is_capturing(place):
             return
-        with place.clock.unhindered():
+        with self._quiet() as delayed, place.clock.unhindered():  # a wait for the device would end a capture
+            if delayed:
+                span.note(CAPTURE_AWAITED)
             self._wait_for(span, place.clock.wait_device, place)
 
     # -- suspending -----------------------------------------------------------------------------------

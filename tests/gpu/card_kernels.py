@@ -38,3 +38,12 @@ def triton_work(a, size, rounds, BLOCK: tl.constexpr):  # noqa: N803 - Triton's 
 triton_tuned = triton.autotune(configs=[triton.Config({"BLOCK": 256}), triton.Config({"BLOCK": 512})], key=["size"])(
     triton_work
 )
+
+
+@triton.autotune(
+    configs=[triton.Config({"BLOCK": 256}), triton.Config({"BLOCK": 512})], key=["size"], restore_value=["a"]
+)
+@triton.jit
+def triton_add_one(a, size, BLOCK: tl.constexpr):  # noqa: N803
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(a + i, tl.load(a + i, mask=i < size) + 1, mask=i < size)

@@ -12,7 +12,7 @@ from gpu_timed import CudaGraph, Missing, compare
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.gpu
-GRAPH = CudaGraph(unproven=True)
+GRAPH = CudaGraph()
 
 
 def word(found: Any, name: str) -> Any:

@@ -126,7 +126,7 @@ def test_an_empty_span_behind_work_is_below_the_floor() -> None:
     records = spans(lambda: None, queued=True)
     print("queued empty", [record.device_ns for record in records], "floor", records[-1].floor_ns)
     assert noted(records, "below_floor") >= ROUNDS - FEW
-    assert noted(records, "no_work_on_stream") == 0  # too short a call to have had any
+    assert noted(records, "no_work_on_stream") <= FEW  # too short a call to have had any, unless the host stalls in it
     assert all(record.bound == "unknown" for record in records if "below_floor" in record.quality)
     idle = spans(lambda: None, queued=False)
     assert sum(record.device_min_ns == 0 for record in idle) >= ROUNDS - FEW

@@ -34,11 +34,11 @@ def test_a_hundred_captures_while_other_threads_time(policy: str) -> None:
 
 
 def test_a_hundred_captures_while_other_threads_wait_for_the_device() -> None:
-    """Which the driver refuses in any capture mode, and ends the capture: it is tried again, eight times at most."""
+    """Which would end a capture in whatever mode: those of ours and captures make way for one another."""
     found = happened("captures_beside_timing", "device")
     assert found["wrong"] == 0, found
     assert found["errors"] == [], found
-    assert found["captured"] >= 95, found
+    assert found["captured"] == 100, found
 
 
 @pytest.mark.parametrize("mode", ["global", "thread_local"])

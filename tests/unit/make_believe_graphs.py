@@ -101,6 +101,9 @@ class Device:
     def is_same_state(self, before: Any, after: Any) -> bool:
         return bool(torch.equal(before, after))
 
+    def held(self) -> int:
+        return sum(graph.nbytes for graph in self.graphs if not graph.released)
+
     def where(self, tensor: Any) -> Callable[[], int]:
         return lambda: self.stream
 

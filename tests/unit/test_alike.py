@@ -139,15 +139,7 @@ def test_it_keeps_no_tensor_alive() -> None:
     assert known(zeros(2)) is not None
 
 
-@pytest.mark.parametrize("by_torch", [True, False])
-def test_addresses(monkeypatch: pytest.MonkeyPatch, by_torch: bool) -> None:
-    def at_indices(tensors: list[Any], addresses: list[int], indices: list[int]) -> bool:
-        return all(tensors[index].data_ptr() == addresses[index] for index in indices)
-
-    if by_torch:
-        monkeypatch.setattr(torch._C, "_tensors_data_ptrs_at_indices_equal", at_indices, raising=False)
-    else:
-        monkeypatch.delattr(torch._C, "_tensors_data_ptrs_at_indices_equal", raising=False)
+def test_addresses() -> None:
     tensors = [zeros(2), torch.nn.Parameter(zeros(3))]
     are_at, addresses = torch_values.are_at(tensors), [each.data_ptr() for each in tensors]
     assert are_at(addresses)

@@ -452,6 +452,7 @@ NOT_SHOWN = {
     "context/recording.py": {"_INNERMOST", "_LONGEST_TRACE"},  # of one text
     "mode_values.py": {"_MOST"},  # of what may be asked for
     "values.py": {"LONGEST", "_MOST_DIMENSIONS"},  # of one value
+    "views/drawing.py": {"MOST_DOTS", "_MOST_LANES"},  # of one plot
     "vitals/sampler.py": {"_MOST_FAULTS"},  # a decision
     "warmth/directory_probe.py": {"_KEPT", "_SHOWN"},  # of one site, as its quiet calls; of one text
     "warmth/ring.py": {"_MOST_CAUSES", "_MOST_CONCURRENT", "_MOST_TEXT"},  # of one record

@@ -433,7 +433,7 @@ def test_an_arm_that_was_held_down_gets_no_verdict(device: FakeDevice, monkeypat
 
 def test_a_mode_that_falls_back_says_so_and_gets_no_verdict(device: FakeDevice, caplog: Any) -> None:
     with caplog.at_level(logging.WARNING):
-        found = compare(kernel(device), modes=("eager", CudaGraph(unproven=True)))
+        found = compare(kernel(device), modes=("eager", CudaGraph()))
     assert [arm.name for arm in found.arms] == ["eager", "cuda_graph"]
     graph = found.arm("cuda_graph")
     assert (graph.mode, graph.ran, graph.honoured) == ("cuda_graph", "eager", False)

@@ -98,6 +98,36 @@ def test_torchs_reason_for_leaving_out_cuda_graphs_lasts() -> None:
     assert heard[0].text == "f [3/0]: skipping cudagraphs due to mutated inputs (1 instances). Found from"
 
 
+@pytest.mark.parametrize(
+    ("counter", "ran", "says"),
+    [
+        ("cudagraph_partitions", "reduce-overhead", "torch split it into 3 parts for CUDA Graphs"),
+        ("cudagraph_skips", "compile", "torch skipped CUDA Graphs in this or an earlier call"),
+        ("another", "reduce-overhead", ""),
+    ],
+)
+def test_what_torch_counts_of_cuda_graphs_lasts(
+    monkeypatch: pytest.MonkeyPatch, counter: str, ran: str, says: str
+) -> None:
+    from gpu_timed.modes import torch_compiling
+
+    def made(function: Any, *_: Any) -> Any:
+        def run(x: Any) -> Any:
+            if x == 1:
+                torch_compiling.counters["inductor"][counter] += 3
+            return function(x)
+
+        return run
+
+    monkeypatch.setattr(torch_compiling, "compile_for_site", made)
+    monkeypatch.setattr(torch_compiling, "has_cuda", lambda: True)
+    f = gpu_timed(lambda x: x + 1, name="f", mode="reduce-overhead")
+    with capture() as records:
+        assert [f(0), f(1), f(2)] == [1, 2, 3]
+    assert told(records) == [("reduce-overhead", "reduce-overhead"), *[(ran, "reduce-overhead")] * 2]
+    assert [record.mode_reason for record in records] == ["", says, says]
+
+
 def test_beyond_the_recompile_limit_the_span_says_eager(graphs: Graphs) -> None:
     """C4: no call that torch ran uncompiled is called compiled; inputs it has code for still are."""
     f = gpu_timed(name="f", mode=Compile(backend=graphs))(lambda x: x + 1)

@@ -273,8 +273,8 @@ def test_methods_objects_and_copies_have_the_mode(device: FakeDevice, seen: list
 
 
 def test_one_launcher_for_a_function_and_a_mode_and_not_without_end(device: FakeDevice, seen: list[Any]) -> None:
-    step = gpu_timed(name="step", mode=lambda x: CudaGraph(warmup=1 + x % 100))(plain)
-    site = next(held for held in current._state.sites._every if held.name == "step")
+    step = gpu_timed(name="kept", mode=lambda x: CudaGraph(warmup=1 + x % 100))(plain)
+    site = next(held for held in current._state.sites._every if held.name == "kept")
     for _ in range(3):
         step(5)
     assert len(site.launchers) == 1

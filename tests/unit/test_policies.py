@@ -7,6 +7,7 @@ import contextlib
 import gc
 import random
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -526,6 +527,26 @@ def test_an_error_met_while_waiting_is_not_raised(sync: Any) -> None:
     for later in (second, third):
         assert isinstance(later.device_ns, Missing)
         assert later.device_ns.reason == "device_error"
+
+
+def test_what_was_waited_for_before_the_device_broke_is_no_error() -> None:
+    """Its time can no longer be read, but its own work was done: it says what is missing, and is no error."""
+    configure(poll_ms=60_000)
+    with use_device(FakeDevice()) as device, capture() as records:
+        with gpu_span("first", sync="boundary"):
+            device.launch(1_000_000)
+        time.sleep(0.05)  # roused by it, the resolver's thread sleeps for long
+        with gpu_span("done", sync="boundary"):
+            device.launch(1_000_000)
+        device.break_down()
+        with gpu_span("later", sync="boundary"):
+            pass
+    done, later = records[-2:]
+    assert (done.name, done.status, done.error) == ("done", "ok", "")
+    assert isinstance(done.device_ns, Missing)
+    assert done.device_ns.reason == "device_error"
+    assert later.status == "error"
+    assert current.ledger().snapshot()["device_error"] >= 2
 
 
 @pytest.mark.parametrize(("sync", "broken_before"), [("boundary", True), ("boundary", False), ("deferred", False)])

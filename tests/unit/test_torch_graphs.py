@@ -123,10 +123,17 @@ class Input:
 def test_every_capture_leaves_the_pool_one_user_and_the_last_word_is_the_pools(machine: Machine) -> None:
     ground = Ground()
     device = torch_graphs.Device(machine.relaxed, ground)
-    graphs = [device.capture([Input()], lambda: "outputs", by_torch=False) for _ in range(3)]
+
+    def function() -> str:
+        assert ground._capturing  # nobody of ours begins to wait for the device
+        return "outputs"
+
+    graphs = [device.capture([Input()], function, by_torch=False) for _ in range(3)]
+    assert not ground._capturing
     assert (machine.users, machine.allocating, machine.capturing) == (1, False, False)
     assert machine.executables == {1, 2, 3}
     assert [graph.outputs for graph in graphs] == ["outputs"] * 3
+    assert device.held() == 1 << 21  # all three share it
     graphs[0].release()
     graphs[0].release()
     assert machine.executables == {2, 3}

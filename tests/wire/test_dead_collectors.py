@@ -115,7 +115,7 @@ def test_a_flush_is_bounded_and_true_to_the_facts(state, program):
             result = flush(0.5)
             took = time.monotonic() - began
             began = time.monotonic()
-            for _ in range(1_000):
+            for _ in range(300):
                 assert work() == 7
             calls = time.monotonic() - began
             again = flush(0.5)
@@ -131,13 +131,13 @@ def test_a_flush_is_bounded_and_true_to_the_facts(state, program):
         left_s = time.time() - ended.answer["ended"]
     told = ended.answer
     assert told["took"] < 4
-    assert told["calls"] < 10, "1,000 calls"
+    assert told["calls"] < 10, "300 calls"
     assert (told["complete"], told["again"]) == (False, False)
     assert left_s < 1 + 5, "the end of the process"
     counts = told["counts"]
-    assert counts["handed_over"] == counts["batched"] == 1_010
+    assert counts["handed_over"] == counts["batched"] == 310
     assert "exported" not in counts
-    assert sum(counts.get(kind, 0) for kind in ("export_failed", "dropped_in_batch")) <= 1_010
+    assert sum(counts.get(kind, 0) for kind in ("export_failed", "dropped_in_batch")) <= 310
     if state != "slow":
         assert receiver.spans == []
 

@@ -88,7 +88,7 @@ class CudaEventClock:
             mark = self._devices[place.device].free.pop()
         except (KeyError, IndexError):
             if self._grow(place.device) is None:
-                return Missing("mark_failed", "no active context on this device")
+                return Missing("mark_failed", "no active context on this device, or no event to be had in it")
             return self.mark(place)
         code = self._record(mark.handle, place.stream)
         if not code:
@@ -290,8 +290,9 @@ class CudaEventClock:
         if not device.anchor_stream:
             with self._context(device):
                 device.anchor_stream = driver.create_stream(self.cuda_library)
-                if device.anchor_stream:
-                    device.floor = Floor(self.cuda_library)
+                if not device.anchor_stream:
+                    return  # and not on stream 0, where the application may be
+                device.floor = Floor(self.cuda_library)
         latencies: list[int] = []
         for _ in range(_ANCHOR_TRIALS):
             mark = self._take(device)

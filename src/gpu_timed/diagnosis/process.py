@@ -82,6 +82,7 @@ KINDS: Final[Mapping[str, _Kind]] = {
         "spans that met an error of the device",
         "it may come from earlier work: CUDA_LAUNCH_BLOCKING=1 tells",
     ),
+    "mark_failed": _Kind("warning", "spans that the driver refused to mark", "their records say why (device_ns)"),
     "anchor_fault": _Kind("note", "spans whose place in time contradicted what was known of the device's clock"),
     "context_moved": _Kind("note", "spans whose caller had left another context behind"),
     "boundary_without_asyncio": _Kind(

@@ -60,6 +60,8 @@ MODE_REQUESTED: Final = "gpu_timed.mode.requested"
 """The mode that was asked for, where it is not the one that ran."""
 MODE_REASON: Final = "gpu_timed.mode.reason"
 """Why another mode ran."""
+GRAPH_MEMORY: Final = "gpu_timed.mode.graph_memory_bytes"
+"""Bytes of the device's memory that the CUDA Graphs of the site hold, of a call that was a replay of one."""
 BOUND: Final = "gpu_timed.bound"
 """What limits the call."""
 CALL_INDEX: Final = "gpu_timed.call.index"
@@ -136,6 +138,8 @@ def _of_host_span(record: Record, device: dict[str, AttributeValue]) -> dict[str
         found[MODE_REQUESTED] = record.mode_requested
     if record.mode_reason:
         found[MODE_REASON] = record.mode_reason
+    if not isinstance(record.graph_memory_bytes, Missing):
+        found[GRAPH_MEMORY] = record.graph_memory_bytes
     if record.status != "ok":
         found[ERROR_TYPE] = record.error.partition(":")[0]
     vitals = record.vitals

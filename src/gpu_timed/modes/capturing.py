@@ -12,6 +12,11 @@ STALE: Final = object()
 """In place of what a replay gives: the graph is not that of the function any more."""
 
 
+MOST_HELD: Final = 256 << 20
+"""Bytes that a graph keeps from being freed, until the next call, when what it reads is moved: so that whether it was
+may be asked while the device works. Of more it is asked before: what reads more takes the device longer, too."""
+
+
 class Launched(Exception):  # noqa: N818 - what happened before
     """A replay was queued that changes state, and what followed failed: the call cannot be run again."""
 
@@ -33,6 +38,9 @@ class Captured:
         #: Else it is looked at while the device works, and nobody gets to see what a stale replay gave.
         self.guards = host_state.Guards([])
         self.guards_first = True
+        #: Whether it is to be known before a replay that what it reads is where it was, since nobody holds it.
+        self.memory_first = True
+        self.held: list[Any] = []
         #: What the graph knows the addresses of and does not own.
         self.keep = keep
         self.replays = 0
@@ -95,6 +103,9 @@ class Capturing:
             snapshot = host_state.Snapshot(self._function, taken.leaves, values.is_tensor)
             made.guards = snapshot.guards(made.keep, values.are_at)
             made.guards_first = bool(watch.changed or draws or watch.streams) or not self.sees_all
+            if not made.guards_first:
+                held = values.memory_behind(filter(self._device.holds, made.guards.tensors), MOST_HELD)
+                made.memory_first, made.held = held is None, held or []
         except Exception:
             graph.release()
             raise
@@ -123,9 +134,9 @@ class Capturing:
         """
         values, static, graph, guards = self._values, captured.static, captured.graph, captured.guards
         copies = self._copies
-        # Where what it reads is not any more, nothing may be launched. Whether the function reads something else by
-        # now may be asked while the device is at work on it.
-        if guards.moved() or (captured.guards_first and guards.rebound()):
+        # What may have been freed must not be read, and what lasts not be changed, by a graph that is stale. All else
+        # may be asked while the device is at work on it.
+        if captured.memory_first and (guards.moved() or (captured.guards_first and guards.rebound())):
             return STALE
         graph.order()
         if copies:
@@ -133,7 +144,7 @@ class Capturing:
         graph.replay()
         changed = captured.changed_inputs
         try:
-            if not captured.guards_first and guards.rebound():
+            if not captured.guards_first and (guards.rebound() or (not captured.memory_first and guards.moved())):
                 return STALE
             if changed and copies:
                 values.copy_into([tensors[index] for index in changed], [static[index] for index in changed])
@@ -162,9 +173,14 @@ class Capturing:
         other threads draw from them, too.
         """
         values, watching, device = self._values, self._watching, self._device
+        copies = self._copies
+        if copies:
+            with device.relaxed():
+                for index, pair in enumerate(zip(taken.tensors, fresh, strict=True)):
+                    if index not in captured.changed_inputs and not values.is_same(*pair):
+                        return "it changes an argument by what is no operation of torch (declare mutates=)"
         if not self.compares:
             return ""
-        copies = self.mode.inputs == "copy"
         first = taken.tensors[0]
         expected = [leaf.clone() if values.is_tensor(leaf) else leaf for leaf in values.apart(result)[0]]
         changed = captured.changed if copies else dict(watch.changed)

@@ -40,6 +40,8 @@ class Compiled(Launcher):
         self._worked = False
         #: Whether torch made no CUDA Graphs of what it compiled, or not of all.
         self._skipped = False
+        #: Into how many parts torch split what is no CUDA Graph in one piece; not all need be CUDA Graphs.
+        self._parts = 0
 
     def run(self, opened: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """See :meth:`Launcher.run`."""
@@ -47,9 +49,10 @@ class Compiled(Launcher):
         if self._given_up:
             return self.eagerly(opened, arguments, named, self._given_up)
         leaf = self._leaf
-        why, skips = "", 0
+        why, skips, parts = "", 0, 0
         if self.mode.uses_graphs:
-            why, skips = INSIDE if inside.depth else leaf.why_no_graphs(), leaf.skips()
+            why = INSIDE if inside.depth else leaf.why_no_graphs()
+            skips, parts = leaf.skips(), leaf.partitions()
             if why:
                 return self.eagerly(opened, arguments, named, why)
         before, result = leaf.begin(), None
@@ -66,28 +69,29 @@ class Compiled(Launcher):
             uncompiled = leaf.end(before)  # why, if it was
         if why:
             return self.eagerly(opened, arguments, named, why)
-        self._tell_what_ran(opened, leaf, uncompiled, skips)
+        if self.mode.uses_graphs:
+            self._skipped = self._skipped or leaf.skips() != skips
+            self._parts += leaf.partitions() - parts
+        self._tell_what_ran(opened, leaf, uncompiled)
         if self.mode.uses_graphs and self.mode.outputs == "clone" and not uncompiled:
             return leaf.cloned(result)
         return result
 
-    def _tell_what_ran(self, opened: Any, leaf: Any, uncompiled: str, skips: int) -> None:
+    def _tell_what_ran(self, opened: Any, leaf: Any, uncompiled: str) -> None:
         """Say what ran. Under ``strict`` it has run already where that is raised."""
         if uncompiled:
             self.tell(opened, "eager", uncompiled)
+            return
+        self._worked = True
+        if not self.mode.uses_graphs:
+            self.tell(opened, self.asked.mode, "")
+        elif not leaf.has_cuda():
+            self.tell(opened, "compile", "no CUDA device: compiled, without CUDA Graphs")
+        elif self._skipped:
+            self.tell(opened, "compile", "torch skipped CUDA Graphs in this or an earlier call")
         else:
-            self._worked = True
-            if not self.mode.uses_graphs:
-                self.tell(opened, self.asked.mode, "")
-            elif not leaf.has_cuda():
-                self.tell(opened, "compile", "no CUDA device: compiled, without CUDA Graphs")
-            else:
-                self._skipped = self._skipped or leaf.skips() != skips
-                self.tell(
-                    opened,
-                    "compile" if self._skipped else self.asked.mode,
-                    "torch skipped CUDA Graphs in this or an earlier call" if self._skipped else "",
-                )
+            parts = self._parts
+            self.tell(opened, self.asked.mode, f"torch split it into {parts} parts for CUDA Graphs" if parts else "")
 
     def _make(self) -> Any:
         """Give the function to torch, once. What goes wrong is kept as the reason."""

@@ -33,11 +33,9 @@ _MOST_AGAIN: Final = 8
 _MOST_FAILURES: Final = 8
 """Captures of one signature that fail for a cause that may pass, or replays of it one after another, before no more
 are tried."""
+_LOOKS: Final = 2
+"""Calls of a signature, of those of its warm-up, that are looked at before it is refused for what one of them did."""
 _MOST_TEXT: Final = 300
-PROVEN = False
-"""Whether every call that asks for this mode may get it. Not yet: on an H200 a capture of ours broke one that another
-thread was making of its own, and a hundred shapes kept more memory than they may. What it does is tested on the CPU."""
-UNPROVEN: Final = "CUDA Graph mode is not proven on a device yet: CudaGraph(unproven=True) captures all the same"
 
 
 class Graphed(Launcher):
@@ -61,8 +59,6 @@ class Graphed(Launcher):
 
     def run(self, opened: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """See :meth:`Launcher.run`."""
-        if not PROVEN and not self.mode.unproven:
-            return self.eagerly(opened, arguments, named, UNPROVEN)
         recent = self._recent
         known: Signature | None = None
         taken: Any = None
@@ -71,10 +67,13 @@ class Graphed(Launcher):
         try:
             if recent is not None and not inside.depth and not self._device.is_capturing():
                 known, alike = recent
-                if known.captured is not None and not known.refused:
+                if known.captured is not None or known.refused:
                     tensors = alike.tensors(arguments, named)
+                    why = known.refused
             if tensors is None:
                 why, taken, known = self._find(arguments, named)
+                if known is not None and known.refused:
+                    self._remember(known, taken, arguments, named)
         except Exception as error:  # noqa: BLE001 - rule 1
             self.notes.fault("mode", error)
             why, known = _text("gpu_timed could not look at the arguments", error), None
@@ -221,7 +220,13 @@ class Graphed(Launcher):
         before, watch = ready
         result = self._watched(opened, watch, arguments, named)
         known.runs += 1
-        known.refused = known.refused or self._why_not(watch, before, result)
+        why = self._why_not(watch, before, result)
+        if why and known.runs < min(_LOOKS, self.mode.warmup):  # it may be what is done once: tuning, a cache made
+            self._cold(
+                opened, f"warm-up {known.runs} of {self.mode.warmup}, looked at again: {why}"[:_MOST_TEXT], began
+            )
+            return result
+        known.refused = known.refused or why
         if known.refused:
             self.tell(opened, EAGER.name, known.refused)
             return result
@@ -311,6 +316,7 @@ class Graphed(Launcher):
             return result
         captured.replays += 1
         known.captured = captured
+        self.asked = self.asked._replace(graph_memory_bytes=self._device.held())
         what = f"captured ({captured.graph.nbytes / (1 << 20):.1f} MiB) and " if new else ""
         said = "compared with this run" if capturing.compares else "not compared: torch.compile is in use"
         self._cold(opened, f"{what}{said}", began)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from threading import Lock, local
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from threading import Condition, Lock, local
 from typing import Any, Final, Protocol
 
 from gpu_timed.errors import ModeError
@@ -18,6 +18,8 @@ class _Inside(local):
 
 inside: Final = _Inside()
 """How many calls this thread is in that are being watched or captured for a CUDA Graph."""
+LONGEST_S: Final = 0.1
+"""How long a capture, and a wait for a whole device, make way for one another."""
 INSIDE: Final = "inside the CUDA Graph of another site"
 
 
@@ -26,12 +28,61 @@ class Passing(Exception):  # noqa: N818 - a cause, not a fault
 
 
 class Ground:
-    """What the captures of one process share: they are made one at a time, each on a stream that is nobody else's."""
+    """What the captures of one process share: they are made one at a time, each on a stream that is nobody else's.
+
+    A wait for the whole device ends every capture that is under way, whatever its mode. So those of our own do not
+    begin in the midst of one, and a capture does not begin in the midst of them; but nobody is kept for longer than
+    ``LONGEST_S``, and what is broken then is tried again.
+    """
 
     def __init__(self) -> None:
-        #: Held for the length of a capture by whoever gets it at once.
+        #: Held for the length of a capture, and of the call before it, by whoever gets it at once.
         self.lock = Lock()
+        self._quiet = Condition()
+        self._waiting = 0
+        self._capturing = False
         self._streams: dict[int, list[int]] = {}
+
+    @contextmanager
+    def waiting(self) -> Iterator[bool]:
+        """Wait for the whole device in here: no capture of another thread is under way, if that could be had.
+
+        Yields whether one was, so that its end was awaited.
+        """
+        if inside.depth:  # a capture of this thread's: it would wait for itself
+            yield False
+            return
+        quiet = self._quiet
+        with quiet:
+            was = self._capturing
+            quiet.wait_for(lambda: not self._capturing, LONGEST_S)
+            self._waiting += 1
+        try:
+            yield was
+        finally:
+            with quiet:
+                self._waiting -= 1
+                quiet.notify_all()
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Capture in here: of our own waits for a whole device none is under way.
+
+        Raises:
+            Passing: One does not end.
+        """
+        quiet = self._quiet
+        with quiet:
+            self._capturing = True  # from now on none begins
+        try:
+            with quiet:
+                if not quiet.wait_for(lambda: not self._waiting, LONGEST_S):
+                    raise Passing("another thread is waiting for the device")
+            yield
+        finally:
+            with quiet:
+                self._capturing = False
+                quiet.notify_all()
 
     def free_stream(self, index: int) -> int | None:
         """Return a stream of device *index* that was given back, if there is one."""

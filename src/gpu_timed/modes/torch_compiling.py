@@ -2,7 +2,8 @@
 
 Private, versions seen 2.6 to 2.13: ``torch._TorchCompileInductorWrapper``, subclassed so that a graph it cannot
 compile runs as it is (where it is not there, the failure is torch's own); ``torch._dynamo.exc``, for what a failure
-looks like; ``torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]``; and of CUDA Graph trees
+looks like; ``torch._dynamo.utils.counters["inductor"]``, of it ``cudagraph_skips`` and, since 2.8 or so,
+``cudagraph_partitions``, the parts of graphs that were split, counted as they are compiled; and of CUDA Graph trees
 ``torch._inductor.cudagraph_trees.local``, which up to 2.11 only threads have that imported it or work for autograd.
 """
 
@@ -158,6 +159,11 @@ def is_limit(error: BaseException) -> bool:
 def skips() -> int:
     """Return how many graphs torch has not made CUDA Graphs of in this process."""
     return int(counters["inductor"]["cudagraph_skips"])
+
+
+def partitions() -> int:
+    """Return into how many parts torch has split what it could not capture in one piece, in this process."""
+    return int(counters["inductor"]["cudagraph_partitions"])
 
 
 @functools.cache

@@ -56,6 +56,8 @@ class Pool:
             with torch.cuda.stream(self.torch_stream):  # one user from the start: it does not go with the last graph
                 _use_pool(index, self.id)
                 _leave_pool(index, self.id)
+        #: Bytes of the device's memory that it held after the last capture.
+        self.held = 0
         #: Where its last replay was queued.
         self.last: Any = None
         self.raw = -1
@@ -194,6 +196,10 @@ class Device:
         """Return whether no random number was drawn between two states."""
         return bool(torch.equal(before, after))
 
+    def held(self) -> int:
+        """Return how many bytes of memory all graphs of the function held after the last capture."""
+        return sum(pool.held for pool in self._pools.values())
+
     def capture(self, inputs: list[Any], function: Callable[[], Any], *, by_torch: bool) -> Graph:
         """Capture *function* on the device of its *inputs*; its outputs are the graph's.
 
@@ -217,7 +223,7 @@ class Device:
                 pool = self._pools[index] = Pool(index, self._ground, self.relaxed)
             before = pool.nbytes()
             try:
-                with torch.cuda.stream(pool.torch_stream), _no_collection():
+                with torch.cuda.stream(pool.torch_stream), _no_collection(), self._ground.capturing():
                     handle, outputs = (_by_torch if by_torch else _by_driver)(pool, function)
             except torch.OutOfMemoryError as error:
                 raise Passing(f"no memory for a graph: {_first_line(error)}") from error
@@ -232,7 +238,8 @@ class Device:
             if by_torch:  # it has written the generator's seed there
                 torch.cuda.current_stream(index).wait_stream(pool.torch_stream)
             graph = Graph(pool, handle, inputs, outputs, self.relaxed)
-            graph.nbytes = max(0, pool.nbytes() - before)
+            pool.held = pool.nbytes()
+            graph.nbytes = max(0, pool.held - before)
             return graph
 
 
