@@ -15,7 +15,7 @@ from gpu_timed.arms import Comparison, Verdict
 from gpu_timed.views import words
 
 _STYLES: Final = {"faster": "green", "slower": "red", "same": "cyan", "ambiguous": "yellow", None: "yellow"}
-_LONGEST_NAME: Final = 24
+_NAME_COLUMNS: Final = 24
 _BEYOND_ASCII: Final = {"µ": "u", "\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "─": "-", "…": "."}
 
 
@@ -81,7 +81,7 @@ def _swept(console: Console, found: Comparison) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
     longest = max(len(arm.name) for point in found.points for arm in point.comparison.arms)
     table.add_column(Text(found.sweep))
-    table.add_column(Text("arm"), min_width=min(longest, _LONGEST_NAME), overflow="fold")
+    table.add_column(Text("arm"), min_width=min(longest, _NAME_COLUMNS), overflow="fold")
     for name in words.SWEPT:
         table.add_column(Text(name), justify="right")
     before = None
