@@ -190,7 +190,8 @@ class BreakEven:
 
     arm: str
     calls: Measured
-    """``Missing("slower")`` where it never does, ``Missing("not_told")`` where there is no verdict ``faster``."""
+    """``Missing("slower")`` where it never does, ``Missing("not_told")`` where there is no verdict ``faster``,
+    ``Missing("not_run")`` of an arm that was not measured."""
     one_off_ns: Measured = NOT_SET
     """What the arm takes once beyond what the baseline takes once."""
     gain_ns: Measured = NOT_SET

@@ -16,8 +16,8 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.DOTALL | r
 
 
 def test_readme_has_the_blocks_that_are_run_here() -> None:
-    """Three blocks: ten lines, ways to use it, in your tests. A fourth needs a test of its own."""
-    assert len(BLOCKS) == 3
+    """Four blocks: ten lines, ways to use it, comparing, in your tests. A fifth needs a test of its own."""
+    assert len(BLOCKS) == 4
 
 
 def test_the_ten_lines_write_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +41,23 @@ def test_the_ways_to_use_it_run(device: Any) -> None:
     assert held["record"].device_ns == 2_000
 
 
+def test_the_comparison_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third block compares, and says why it cannot where there is no CUDA device."""
+    torch = pytest.importorskip("torch")
+    for needed in ("scipy", "matplotlib", "rich"):
+        pytest.importorskip(needed)
+    monkeypatch.chdir(tmp_path)
+    short = BLOCKS[2].replace(', "reduce-overhead"', "").replace("modes=", "budget_s=0.5, modes=")
+    assert short.count("budget_s=0.5") == 1
+    held: dict[str, Any] = {"__name__": "readme", "step": lambda x: x @ x, "x": torch.ones(64, 64)}
+    exec(short, held)
+    result = held["result"]
+    assert result.arm("eager").samples.wall_ns
+    if not torch.cuda.is_available():
+        assert "no CUDA device" in result.verdict("cuda_graph").reason
+    assert (tmp_path / "found.html").read_text()[:15].lower() == "<!doctype html>"
+
+
 def test_the_testing_snippet_holds() -> None:
-    """The third block's own assertion is true."""
-    exec(BLOCKS[2], {"__name__": "readme"})
+    """The fourth block's own assertion is true."""
+    exec(BLOCKS[3], {"__name__": "readme"})

@@ -14,7 +14,7 @@ from typing import Any, Final
 from gpu_timed.analysis.concluding import conclude
 from gpu_timed.analysis.deciding import LEVEL, PRECISION, Decider
 from gpu_timed.analysis.diagnosing import break_even, diagnose, same_kernels_as_graph
-from gpu_timed.arms import NOT_PROFILED, NOT_RUN, Agreement, Arm, ColdPhase, Comparison, not_measured
+from gpu_timed.arms import NOT_PROFILED, NOT_RUN, Agreement, Arm, BreakEven, ColdPhase, Comparison, not_measured
 from gpu_timed.ledger import Ledger
 from gpu_timed.measure import outputs, seeds, step_profile
 from gpu_timed.measure.contestant import Arguments, Contestant
@@ -164,9 +164,10 @@ class Contest:
                 for arm in measured
             },
             break_evens={
-                verdict.arm: break_even(arm, base, verdict)
-                for arm, verdict in zip(others, verdicts, strict=True)
+                arm.name: break_even(arm, base, verdict)
                 if arm in measured and base in measured
+                else BreakEven(arm=arm.name, calls=NOT_RUN)
+                for arm, verdict in zip(others, verdicts, strict=True)
             },
             refused=base.refused,
             environment=environment(watch, arms, self._load),
