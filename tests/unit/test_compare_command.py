@@ -37,6 +37,12 @@ MODULE = """
     def make(batch=1):
         return (batch,)
 
+    def needy(size):
+        return (size,)
+
+    def failing():
+        raise OSError("no data")
+
     def undo():
         pass
 """
@@ -84,8 +90,8 @@ def test_everything_that_was_asked_for_reaches_compare(asked: list[tuple[Any, di
     ((what, options),) = asked
     mine = sys.modules["mine"]
     assert what is mine.step
+    assert options.pop("args")(batch=3) == mine.make(batch=3)
     assert options == {
-        "args": mine.make,
         "modes": ("eager", "cuda_graph"),
         "baseline": "eager",
         "budget_s": 3.0,
@@ -133,6 +139,9 @@ def test_json_and_the_page_are_written_and_json_can_go_to_stdout(folder: Path) -
         (["mine:step", "--reset", "mine:undone"], "--reset 'mine:undone': there is no 'undone' in it; did you mean"),
         (["mine:step", "--sweep", "batch=1"], "--sweep needs --args-from module:function, a function of batch"),
         (["mine:step", "--sweep", "batch", "--args-from", "mine:make"], "as in batch=1,8,32"),
+        (["mine:step", "--sweep", "size=1", "--args-from", "mine:make"], "unexpected keyword argument 'size' (it is"),
+        (["mine:step", "--args-from", "mine:needy"], "missing a required argument: 'size' (give them defaults, or"),
+        (["mine:step", "--args-from", "mine:failing"], "--args-from 'mine:failing' raised OSError, as shown above"),
         (["mine:step", "mine:other", "--modes", "eager"], "--modes is for one function"),
         (["mine:step", "--json", "nowhere/found.json"], "--json nowhere/found.json: the directory is not there"),
         (["mine:step", "--args-from", "mine:make,mine:undo"], "name one function"),
@@ -151,6 +160,13 @@ def test_a_module_that_raises_shows_where(folder: Path) -> None:
     assert "importlib" not in done.output
     assert 'broken.py", line 2' in done.output
     assert "of its own" in done.output
+
+
+def test_arguments_that_cannot_be_made_show_where() -> None:
+    done = run("mine:step", "--args-from", "mine:failing")
+    assert "in failing" in done.output
+    assert "cli/compare.py" not in done.output
+    assert "OSError: no data" in done.output
 
 
 def test_a_page_without_its_package_is_refused_before_anything_runs(

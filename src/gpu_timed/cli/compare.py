@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +99,7 @@ def prepare(
         **more,
     }
     if args_from is not None:
-        options["args"] = _one(args_from, "--args-from", errors)
+        options["args"] = _maker(args_from, swept, errors)
     what = found if len(found) > 1 else next(iter(found.values()))
     return Asked(what=what, options=options, json=json, html=html)
 
@@ -149,6 +151,35 @@ def _one(text: str, option: str, errors: Console) -> Callable[..., Any]:
     return _found(parsed[0], option, errors)
 
 
+def _maker(text: str, swept: Mapping[str, Any] | None, errors: Console) -> Callable[..., Any]:
+    """Return what makes the arguments; what it raises is shown and told by its name."""
+    make = _one(text, "--args-from", errors)
+    (keyword,) = swept or (None,)
+    try:
+        inspect.signature(make).bind(**({} if keyword is None else {keyword: None}))
+    except ValueError:  # it has no signature that can be known
+        pass
+    except TypeError as error:
+        fix = "give them defaults, or name one by --sweep" if keyword is None else f"it is called with {keyword}="
+        raise ConfigurationError(f"--args-from {text!r} cannot be called: {error} ({fix}).") from None
+
+    @functools.wraps(make)
+    def told(**value: Any) -> Any:
+        try:
+            return make(**value)
+        except Exception as error:  # noqa: BLE001 - shown, and told by the name that was asked for
+            _show_trace(error, errors)
+            said = f"--args-from {text!r} raised {type(error).__name__}, as shown above."
+            raise ConfigurationError(said) from None
+
+    return told
+
+
+def _show_trace(error: BaseException, errors: Console) -> None:
+    told = "".join(traceback.format_exception(error.with_traceback(_of_the_module(error.__traceback__))))
+    errors.print(told, markup=False, highlight=False, soft_wrap=True, end="")
+
+
 def _found(target: Target, option: str, errors: Console) -> Callable[..., Any]:
     """Import the module of *target*, and return what it names."""
     holder: Any = _module(target, option, errors)
@@ -176,8 +207,7 @@ def _module(target: Target, option: str, errors: Console) -> Any:
     try:
         return importlib.import_module(target.module)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - shown, and told by the name that was asked for
-        told = "".join(traceback.format_exception(error.with_traceback(_of_the_module(error.__traceback__))))
-        errors.print(told, markup=False, highlight=False, soft_wrap=True, end="")
+        _show_trace(error, errors)
         raise ConfigurationError(
             f"{option} {target.text!r}: importing {target.module!r} raised {type(error).__name__}, as shown above."
         ) from None

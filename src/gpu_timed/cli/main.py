@@ -168,6 +168,8 @@ def compare(
 ) -> None:
     """Say whether a function is launch-bound, and which mode or which of several functions is faster, by how much.
 
+    For example: gpu-timed compare mine:step --args-from mine:make_args --html found.html
+
     Exits with 0, whatever is faster, or with 1 where nothing could be compared; 2 is an option that cannot be used.
     """
     from gpu_timed.cli import compare as room  # noqa: PLC0415 - brings the engine
