@@ -305,6 +305,16 @@ def test_the_answer_comes_with_both_times_and_what_limits_the_baseline_before_th
     text = " ".join(parsed(page.html(held)).text)
     order = ["is faster than eager", "eager: launch-bound", "How long calls take", "cuda_graph: device-bound"]
     assert [text.index(one) for one in order] == sorted(text.index(one) for one in order)
+    text = " ".join(parsed(page.html(believe.swept((1, 8), kernels=30))).text)
+    order = [
+        "batch = 1",
+        "batch = 8",
+        "Over batch",
+        "batch = 1: what limits",
+        "eager: launch-bound",
+        "How long calls take",
+    ]
+    assert [text.index(one) for one in order] == sorted(text.index(one) for one in order)
     device = dataclasses.replace(held.verdicts[0], quantity="device")
     assert "2.96 ms in place of 21.5 ms" in words.headline(dataclasses.replace(held, verdicts=(device,)))[0]
 

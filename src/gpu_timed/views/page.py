@@ -82,13 +82,15 @@ def _swept(found: Comparison) -> Iterator[str]:
         yield from _sweep_table(found)
     for index, point in enumerate(found.points):
         label = f"{found.sweep} = {point.value}"
-        yield f"<details{'' if index else ' open'}><summary>{escape(label)}: figures and plots</summary>"
+        yield f"<details{'' if index else ' open'}><summary>{escape(label)}: what limits, plots and figures</summary>"
+        yield from _why(list(words.limits(point.comparison))[:1])
         yield from _evidence(point.comparison, f"point-{index}")
         yield "</details>"
 
 
 def _single(found: Comparison, name: str) -> Iterator[str]:
     yield from _answer(found)
+    yield from _why(list(words.limits(found))[:1])
     yield from _evidence(found, name)
 
 
@@ -99,7 +101,6 @@ def _answer(found: Comparison) -> Iterator[str]:
         yield f'<div class="answer {_CLASSES[verdict.word]}"><p>{escape(text)}</p></div>'
     for text in words.troubles(found):
         yield f'<p class="trouble">{escape(text)}</p>'
-    yield from _why(list(words.limits(found))[:1])
 
 
 def _why(limits: Iterable[tuple[str, Iterable[str]]]) -> Iterator[str]:
