@@ -123,7 +123,14 @@ def test_what_is_slower_is_not_said_to_be_so_many_times_as_fast() -> None:
 
 @pytest.mark.parametrize(
     ("nanoseconds", "said"),
-    [(0, "0 ns"), (999, "999 ns"), (1_234, "1.23 µs"), (21_700_000, "21.7 ms"), (123_456_789_000, "123 s")],
+    [
+        (0, "0 ns"),
+        (999, "999 ns"),
+        (1_234, "1.23 µs"),
+        (999_700, "1.00 ms"),
+        (21_700_000, "21.7 ms"),
+        (123_456_789_000, "123 s"),
+    ],
 )
 def test_times_have_three_digits_and_a_unit(nanoseconds: int, said: str) -> None:
     assert words.duration(nanoseconds) == said

@@ -26,6 +26,8 @@ TIMES: Final = (
 )
 SWEPT: Final = ("wall", "busy", "busy ratio", "typical gap", "verdict", "time of baseline")
 """Rows that a sweep is shown by."""
+_ROUNDED: Final = 0.9995
+"""Part of a unit from which on three digits make it a whole one."""
 _UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"))
 _BYTES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 BOUNDS: Final = {
@@ -55,7 +57,7 @@ def duration(nanoseconds: float | Missing | None) -> str:
     if isinstance(nanoseconds, Missing):
         return reason(nanoseconds)
     for size, unit in _UNITS:
-        if abs(nanoseconds) >= size:
+        if abs(nanoseconds) >= _ROUNDED * size:
             return f"{_three(nanoseconds / size)} {unit}"
     return f"{nanoseconds:.0f} ns"
 
