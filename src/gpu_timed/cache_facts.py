@@ -185,6 +185,13 @@ class PinReport:
     def __bool__(self) -> bool:
         return not self.too_late
 
+    def __str__(self) -> str:
+        lines = [f"compile caches below {self.directory}:"]
+        for pin in self.pins:
+            where = f" {pin.path}" if pin.path and pin.status in ("pinned", "kept") else ""
+            lines.append(f"  {pin.key}: {pin.status}{where}{f' ({pin.reason})' if pin.reason else ''}")
+        return "\n".join((*lines, *self.notes))
+
     @property
     def variables(self) -> dict[str, str]:
         """The environment variables that hold the pinned places: what another process needs to be given."""

@@ -214,6 +214,10 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
     found = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         match, equals, name = (piece.strip() for piece in part.rpartition("="))
+        if "(" in part or ")" in part:
+            raise ConfigurationError(f"mode {part!r}: a mode with options is given in code, here only its name.")
+        if ":" in part:
+            raise ConfigurationError(f"mode {part!r}: write {part.replace(':', '=', 1)!r}.")
         if equals and not match:
             raise ConfigurationError(f"mode {part!r} names no span: write it like decode*=cuda_graph, or {name} alone.")
         found.append(Rule(match or "*", mode_of(name)))

@@ -89,6 +89,8 @@ def test_a_name_is_shorthand_for_a_value_and_equal_values_are_the_same_object() 
         (lambda: parse_rules("a=eagre"), "did you mean 'eager'"),
         (lambda: gpu_timed(mode="reduce_overhead")(plain), "did you mean 'reduce-overhead'"),
         (lambda: configure(mode="f=x"), "unknown mode 'x'"),
+        (lambda: configure(mode="f=Compile(fullgraph=True)"), "options is given in code"),
+        (lambda: configure(mode="f:compile"), "write 'f=compile'"),
         (lambda: use_mode("graph"), "unknown mode"),
         (lambda: use_mode("eager", match=""), "match must be"),
     ],
@@ -168,7 +170,9 @@ def test_a_function_of_the_arguments_says_the_mode_of_each_call(device: FakeDevi
     step = gpu_timed(name="step", mode=choose)(plain)
     with capture() as records:
         assert [step(x) for x in (1, 9, 17)] == [2, 10, 18]
-    assert [r.mode if isinstance(r.mode, str) else None for r in records] == ["cuda_graph", None, None]
+    assert [r.mode if isinstance(r.mode, str) else None for r in records] == ["cuda_graph", None, "eager"]
+    assert records[2].mode_requested == "unknown"
+    assert "unknown mode 'nonsense'" in records[2].mode_reason
     assert flush().counts["mode_raised"] == 1
     with use_mode("eager"), capture() as records:
         step(1)

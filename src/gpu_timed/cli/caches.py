@@ -28,7 +28,7 @@ def show(console: Console, report: CacheReport) -> None:
         for line in _lines(cache):
             _print(console, Text(f"{'':{_INDENT}}{line}"))
     if others:
-        _print(console, Text(f"\nNot found here: {', '.join(others)}.", "dim"))
+        _print(console, Text(f"\nNot found here: {'; '.join(others)}.", "dim"))
     _print(console, Text())
     _print(console, _verdict(report))
 
@@ -61,7 +61,9 @@ def _lines(cache: CacheFacts) -> list[str]:
         lines.append(f"not there yet{_free(cache)}")
     if cache.enabled:
         lines.append(
-            f"cold in {cache.cold_elsewhere}" if cache.moves_with != "source file" else "cold for source moved"
+            f"cold again with {cache.cold_elsewhere}"
+            if cache.moves_with != "source file"
+            else "cold again where the source file lies elsewhere"
         )
     if cache.note:
         lines.append(cache.note)
@@ -81,6 +83,8 @@ def _free(cache: CacheFacts) -> str:
 
 
 def _verdict(report: CacheReport) -> Text:
+    if not any(cache.in_use for cache in report.caches):
+        return Text("No compiler that keeps a cache is installed here.")
     parts = []
     if report.moving:
         parts.append(f"{', '.join(report.moving)} move with the current directory")

@@ -14,7 +14,7 @@ def verdict(sections: Sequence[Section]) -> str:
     problems = [finding for _, finding in found if finding.level == "problem"]
     if problems:
         more = f" ({len(problems) - 1} more below)" if len(problems) > 1 else ""
-        return f"Not ready: {problems[0].text}{more}."
+        return f"Not ready: {problems[0].text.rstrip('.')}{more}."
     disabled = _get(found, "settings", "disabled")
     if disabled is not None and disabled.values.get("value"):
         return f"Switched off: {disabled.text}."

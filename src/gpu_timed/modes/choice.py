@@ -23,6 +23,9 @@ from gpu_timed.site import Site
 _MOST_LAUNCHERS: Final = 64
 """Launchers of a site that are kept: its modes, times the functions that share it."""
 _MOST_SAID: Final = 1000
+_MOST_TEXT: Final = 300
+UNKNOWN: Final = "unknown"
+"""What was asked for by a function of modes that raised."""
 
 
 class Switch:
@@ -87,8 +90,8 @@ class Switch:
 
     def choose(
         self, site: Site, arguments: tuple[Any, ...] = (), named: Mapping[str, Any] | None = None
-    ) -> Mode | None:
-        """Return the mode that a call of *site* is to run in, or None: as it is."""
+    ) -> Mode | str | None:
+        """Return the mode that a call of *site* is to run in, None for as it is, or why its function gave none."""
         name = site.name
         for rule in (*self._uses.get(), *self._rules):
             if matches(rule.match, name):
@@ -100,7 +103,7 @@ class Switch:
             return None if found is None else mode_of(found)
         except Exception as error:  # noqa: BLE001 - the user's function of modes
             self._ledger().fault("mode_raised", error)
-            return None
+            return f"its mode= raised, or returned no mode ({type(error).__name__}: {error})"[:_MOST_TEXT]
 
     def run(
         self,
@@ -116,15 +119,15 @@ class Switch:
             ModeError: The mode cannot be honoured, and is ``strict``.
         """
         try:
-            mode = site.mode
+            mode: Mode | str | None = site.mode
             if self.in_force or site.mode_source is not None:
                 mode = self.choose(site, arguments, named)
             if mode is None:
                 launcher = None
-            elif isinstance(mode, Eager):
+            elif isinstance(mode, Eager | str):
                 launcher = None
                 if opened is not None:
-                    opened.ran = _EAGER
+                    opened.ran = Ran(EAGER.name, UNKNOWN, mode) if isinstance(mode, str) else _EAGER
             else:
                 launcher = site.launchers.get((id(function), id(mode))) or self._launcher(site, function, mode)
         except Exception as error:  # noqa: BLE001 - rule 1
@@ -142,6 +145,10 @@ class Switch:
         """
         mode = self.choose(site)
         if mode is None:
+            return
+        if isinstance(mode, str):
+            if opened is not None:
+                opened.ran = Ran(EAGER.name, UNKNOWN, mode)
             return
         if isinstance(mode, Eager):
             why = ""
