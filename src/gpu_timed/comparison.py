@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
@@ -25,6 +26,7 @@ Outputs = Literal["compare", "ignore"]
 MODES: Final = ("eager", "cuda_graph", "reduce-overhead")
 _LONGEST_S: Final = 3_600.0
 _FLUSH_S: Final = 2.0
+_one_at_a_time: Final = threading.Lock()
 
 
 def compare(
@@ -184,15 +186,19 @@ def _part_of(told: Progress, index: int, count: int, name: str) -> Progress:
 
 @contextlib.contextmanager
 def _quiet(tracer: Any) -> Iterator[None]:
-    """Make no spans for the length of the block, once those that were made have been read."""
-    tracer.resolver.flush(_FLUSH_S)
-    before = tracer.settings
-    silent = tracer.settings = before.with_values(disabled=True)
-    try:
-        yield
-    finally:
-        if tracer.settings is silent:  # else somebody has changed them meanwhile
-            tracer.settings = before
+    """Make no spans for the length of the block, once those that were made have been read.
+
+    One comparison at a time: two would disturb each other's times, and put back each other's silence.
+    """
+    with _one_at_a_time:
+        tracer.resolver.flush(_FLUSH_S)
+        before = tracer.settings
+        silent = tracer.settings = before.with_values(disabled=True)
+        try:
+            yield
+        finally:
+            if tracer.settings is silent:  # else somebody has changed them meanwhile
+                tracer.settings = before
 
 
 def _arms(fn: Any, modes: Any, baseline: str | None) -> _Arms:

@@ -7,6 +7,7 @@ import itertools
 import logging
 import random
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,33 @@ def test_two_functions_are_told_apart(device: FakeDevice) -> None:
     assert found.environment.card == "Fake GPU"
     assert found.environment.clock == "fake"
     assert found.name == "old / new"
+
+
+def test_two_comparisons_at_once_take_turns_and_leave_measuring_on() -> None:
+    began, other = threading.Event(), threading.Event()
+
+    def first(x: int) -> int:
+        began.set()
+        other.wait(0.05)  # the second cannot begin meanwhile
+        return x
+
+    def second(x: int) -> int:
+        other.set()
+        return x
+
+    def run(function: Callable[[int], int]) -> None:
+        compare({"a": function, "b": function}, args=(1,), budget_s=0.1, profile=False)
+
+    threads = [threading.Thread(target=run, args=(each,)) for each in (first, second)]
+    threads[0].start()
+    assert began.wait(30)
+    threads[1].start()
+    for thread in threads:
+        thread.join(60)
+    assert not current.tracer().settings.disabled
+    with capture() as records:
+        gpu_timed(name="afterwards")(lambda: None)()
+    assert [record.name for record in records] == ["afterwards"]
 
 
 def test_exchanged_they_are_told_apart_the_other_way(device: FakeDevice) -> None:

@@ -202,6 +202,8 @@ def test_break_even() -> None:
         assert isinstance(calls, Missing)
         assert calls.reason == "not_told"
     assert not break_even(replace(graph, cold=ColdPhase()), base, verdict("faster")).calls
+    on_the_device = break_even(replace(graph, samples=base.samples), base, verdict("faster")).calls
+    assert on_the_device == Missing("not_told", "it is faster on the device, and saves no wall time")
 
 
 # -- circumstances --------------------------------------------------------------------------------------------

@@ -222,8 +222,10 @@ def break_even(arm: Arm, baseline: Arm, verdict: Verdict) -> BreakEven:
     gain = typical(baseline).wall_ns - typical(arm).wall_ns
     if verdict.word == "slower":
         calls: Measured = Missing("slower", "it never pays: its warm calls are slower")
-    elif verdict.word != "faster" or gain <= 0:
+    elif verdict.word != "faster":
         calls = Missing("not_told", "it was not found to be faster")
+    elif gain <= 0:
+        calls = Missing("not_told", "it is faster on the device, and saves no wall time")
     else:
         calls = math.ceil(once / gain)
     return BreakEven(arm=arm.name, calls=calls, one_off_ns=once, gain_ns=gain)
