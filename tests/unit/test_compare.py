@@ -8,6 +8,7 @@ import logging
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -67,12 +68,14 @@ def test_two_comparisons_at_once_take_turns_and_leave_measuring_on() -> None:
 
     def second(x: int) -> int:
         other.set()
+        time.sleep(0.02)
         return x
 
-    def run(function: Callable[[int], int]) -> None:
-        compare({"a": function, "b": function}, args=(1,), budget_s=0.1, profile=False)
+    def run(function: Callable[[int], int], budget_s: float) -> None:
+        compare({"a": function, "b": function}, args=(1,), budget_s=budget_s, profile=False)
 
-    threads = [threading.Thread(target=run, args=(each,)) for each in (first, second)]
+    # Side by side the second would outlast the first, and put back the first one's silence.
+    threads = [threading.Thread(target=run, args=each) for each in ((first, 0.1), (second, 2.0))]
     threads[0].start()
     assert began.wait(30)
     threads[1].start()
