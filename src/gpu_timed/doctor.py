@@ -70,7 +70,7 @@ def diagnose(
             "vitals": lambda: _vitals(look),
             "export": lambda: _export(send=send, endpoint=endpoint, timeout_s=timeout_s),
             "settings": lambda: variables.findings(os.environ, current.held_settings()),
-            "process": lambda: [*process.findings(current.process_state()), *limits.findings(current.limits())],
+            "process": _process,
             "hooks": hooks,
             "caches": _caches,
             "targets": _targets,
@@ -174,6 +174,15 @@ def _clock(library: Any, look: Callable[[], Inventory], *, measure: bool) -> Ite
                 "look at nvidia-smi: it may be out of memory, broken, or exclusively another process's",
                 {"device": device.index, "error": str(fault)},
             )
+
+
+def _process() -> list[Finding]:
+    state, held = current.process_state(), current.held_settings() or Settings()
+    return [
+        *process.findings(state),
+        *process.unmatched_modes(state, held.mode),
+        *limits.findings(current.limits()),
+    ]
 
 
 def _vitals(look: Callable[[], Inventory]) -> Iterator[Finding]:

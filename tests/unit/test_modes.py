@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import gpu_timed as package
-from gpu_timed import Compile, CudaGraph, ModeError, configure, current, flush, gpu_span, gpu_timed, use_mode
+from gpu_timed import Compile, CudaGraph, ModeError, configure, current, diagnose, flush, gpu_span, gpu_timed, use_mode
 from gpu_timed.errors import ConfigurationError, MissingExtraError
 from gpu_timed.mode_values import EAGER, MODES, Ran, Rule, matches, mode_of, parse_rules
 from gpu_timed.modes import choice
@@ -378,3 +378,12 @@ def test_without_torch_a_mode_of_torchs_is_refused_with_the_way_to_install_it(mo
     with pytest.raises(MissingExtraError, match=r"gpu-timed\[torch\]"):
         gpu_timed(mode="compile")(plain)
     gpu_timed(mode="eager")(plain)
+
+
+def test_the_doctor_names_a_mode_that_no_span_has(device: FakeDevice) -> None:
+    configure(mode="decode*=eager,prefil=compile")
+    gpu_timed(name="decode 1")(plain)(1)
+    gpu_timed(name="prefill")(plain)(1)
+    found = [finding for finding in diagnose().section("process").findings if finding.key.startswith("mode.")]
+    assert [finding.key for finding in found] == ["mode.prefil"]
+    assert found[0].level == "warning"
