@@ -49,7 +49,7 @@ def test_two_functions_are_told_apart(device: FakeDevice) -> None:
     assert (verdict.arm, verdict.against, verdict.word) == ("new", "old", "faster")
     assert verdict.ratio == pytest.approx((LAUNCH + WORK / 2) / (LAUNCH + WORK))
     assert FIRST_LOOK <= verdict.blocks == found.blocks < 2 * FIRST_LOOK
-    assert "±0.5%" in found.stopped
+    assert found.stopped == "every interval was narrower than ±0.5%"
     assert found.seed == 7
     assert found.environment.card == "Fake GPU"
     assert found.environment.clock == "fake"
@@ -206,6 +206,47 @@ def test_a_long_call_is_a_turn_by_itself(device: FakeDevice) -> None:
     found = compare(arms, budget_s=5)
     assert set(found.calls_per_turn.values()) == {1}
     assert words(found) == ["slower"]
+
+
+def test_what_stopped_it_is_true_of_the_intervals_that_are_shown(device: FakeDevice) -> None:
+    """Arms that are far apart need not be told apart as finely: then it does not say that they were."""
+    chance = random.Random(1)
+
+    def rough() -> None:
+        device.launch(round(WORK * chance.gauss(3, 0.15)))
+
+    found = compare({"a": lambda: device.launch(WORK), "b": rough}, reset=int, seed=1, budget_s=60)
+    (verdict,) = found.verdicts
+    assert isinstance(verdict.half_width, float)
+    assert isinstance(verdict.ratio, float)
+    assert 0.005 < verdict.half_width / verdict.ratio <= 0.01
+    assert found.stopped == "every interval was narrower than ±0.5%, or ±1.0% of arms that differ by more than 10%"
+
+
+def test_blocks_and_first_calls_are_timed_apart(device: FakeDevice) -> None:
+    calls = itertools.count()
+
+    def compiles() -> None:
+        device.launch(3_000_000_000 if not next(calls) else WORK)
+
+    found = compare({"a": compiles, "b": lambda: device.launch(WORK)}, reset=int, budget_s=0.5)
+    assert 3 < found.first_calls_s < 3.5
+    assert 0 < found.blocks_s < 0.8
+    assert found.seconds >= found.first_calls_s + found.blocks_s
+
+
+def test_blocks_that_are_unlike_are_told(device: FakeDevice) -> None:
+    blocks: list[int] = []
+
+    def jumps() -> int:
+        slow = len(blocks) // 60 % 3 == 0
+        blocks.append(0)
+        device.launch(100 * WORK if slow else WORK)
+        return 0
+
+    found = compare({"a": kernel(device), "b": jumps}, budget_s=20, reset=int, outputs="ignore", seed=2)
+    (note,) = [one for one in found.notes if one.startswith("Calls vary")]
+    assert note.startswith("Calls vary from block to block, those of b ")
 
 
 # -- trust ------------------------------------------------------------------------------------------------
@@ -596,7 +637,7 @@ def test_time_is_kept(device: FakeDevice) -> None:
     found = compare({"a": noisy, "b": noisy}, budget_s=0.5, reset=int, seed=1)
     assert 0.4e9 < device.host_clock.now_ns() - began < 0.8e9
     assert words(found) == ["ambiguous"]
-    assert "which may be none and may be more than 1%" in found.verdicts[0].reason
+    assert "it is not known whether there is a difference of more than 1%" in found.verdicts[0].reason
 
 
 def test_time_is_kept_though_calls_become_slow(device: FakeDevice) -> None:

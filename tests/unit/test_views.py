@@ -115,6 +115,42 @@ def test_a_verdict_is_a_sentence(word: Any, said: str) -> None:
     assert words.sentence(verdict).translate(PLAIN) == said
 
 
+def test_a_wide_interval_is_said_in_place_of_a_ratio() -> None:
+    wide = Verdict(arm="compile", against="eager", word="slower", reason="", ratio=85.21, low=9.624, high=754.5)
+    held = dataclasses.replace(believe.host_only(), baseline="eager", verdicts=(wide,))
+    arms = tuple(dataclasses.replace(arm, name=name) for arm, name in zip(held.arms, ("eager", "compile"), strict=True))
+    held = dataclasses.replace(held, arms=arms)
+    said = "compile is slower than eager: it takes 9.6 to 750 x eager's wall time (95 % interval: it is wide)."
+    assert [one.translate(PLAIN) for one in words.headline(held)] == [said]
+    assert "85.2" not in held.to_text()
+    assert next(row.cells for row in words.rows(held) if row.name == "time of baseline") == ("1", "9.6 to 750")
+    faster = dataclasses.replace(wide, word="faster", ratio=0.05, low=0.01, high=0.1)
+    assert "as fast" not in words.sentence(faster)
+
+
+def test_times_are_those_of_a_typical_block() -> None:
+    """One block with many short calls, two with few long ones: blocks count alike, as in the ratio."""
+    samples = Samples(block=(0, 0, 0, 0, 1, 2), wall_ns=(1, 1, 1, 1, 7_000, 9_000), launch_ns=(1, 1, 1, 1, 600, 700))
+    assert samples.block_medians(samples.wall_ns) == [1, 7_000, 9_000]
+    held = believe.host_only()
+    held = dataclasses.replace(held, arms=tuple(dataclasses.replace(arm, samples=samples) for arm in held.arms))
+    rows = {row.name: row.cells for row in words.rows(held)}
+    assert rows["wall"] == ("7.00 µs", "7.00 µs")
+    assert rows["launch"] == ("600 ns", "600 ns")
+    assert "7.00 µs in place of 7.00 µs" not in words.headline(held)[0]  # of an open one nothing but the interval
+    told = dataclasses.replace(held.verdicts[0], word="faster")
+    assert "7.00 µs in place of 7.00 µs" in words.headline(dataclasses.replace(held, verdicts=(told,)))[0]
+
+
+def test_how_long_it_took_is_told_apart_from_compiling() -> None:
+    def said(**more: Any) -> str:
+        return dict(words.conditions(dataclasses.replace(believe.host_only(), **more)))["measured"]
+
+    found = said(seconds=15.0, blocks_s=6.04, first_calls_s=8.4, blocks=20, stopped="enough")
+    assert found == "20 shuffled blocks (seed 0) in 6.0 s, after 8.4 s of first calls; enough"
+    assert said(blocks=1).startswith("1 shuffled block (")
+
+
 def test_what_is_slower_is_not_said_to_be_so_many_times_as_fast() -> None:
     verdict = Verdict(arm="a", against="b", word="slower", reason="", ratio=1.02, low=1.01, high=1.03)
     assert words.sentence(verdict).startswith("a is slower than b: it takes 1.02")
@@ -308,7 +344,7 @@ def test_the_page_says_the_answer_and_what_the_figures_are(found: Comparison, ht
 def test_the_answer_comes_with_both_times_and_what_limits_the_baseline_before_the_plots() -> None:
     pytest.importorskip("matplotlib")
     held = believe.comparison(kernels=60)
-    assert "as fast: 2.98 ms in place of 21.6 ms; it takes" in words.headline(held)[0]
+    assert "as fast: 2.97 ms in place of 21.6 ms; it takes" in words.headline(held)[0]
     text = " ".join(parsed(page.html(held)).text)
     order = ["is faster than eager", "eager: launch-bound", "How long calls take", "cuda_graph: device-bound"]
     assert [text.index(one) for one in order] == sorted(text.index(one) for one in order)
@@ -323,7 +359,7 @@ def test_the_answer_comes_with_both_times_and_what_limits_the_baseline_before_th
     ]
     assert [text.index(one) for one in order] == sorted(text.index(one) for one in order)
     device = dataclasses.replace(held.verdicts[0], quantity="device")
-    assert "2.96 ms in place of 21.5 ms" in words.headline(dataclasses.replace(held, verdicts=(device,)))[0]
+    assert "2.95 ms in place of 21.5 ms" in words.headline(dataclasses.replace(held, verdicts=(device,)))[0]
 
 
 def test_a_refusal_says_nothing_of_times_and_nothing_twice() -> None:

@@ -22,7 +22,7 @@ from gpu_timed.views import drawing, plots, words
 _CLASSES: Final = {"faster": "faster", "slower": "slower", "same": "same", "ambiguous": "open", None: "open"}
 _DISTRIBUTION: Final = (
     "Each dot is a warm call (of more than {most} of an arm, {most} drawn, evenly by rank). The bar goes from the 5th "
-    "to the 95th percentile, the line is the median."
+    "to the 95th percentile of all of them, the line is the median over blocks."
 )
 _STEPS: Final = (
     "The median one of the profiled steps. The height is the share of each slice of the time (1/220 of the axis, 1/90 "
@@ -117,7 +117,9 @@ def _evidence(found: Comparison, name: str) -> Iterator[str]:
         yield _figure(plots.distribution(found, f"{name}-d"), _DISTRIBUTION.format(most=drawing.MOST_DOTS))
     if "steps" in drawable:
         yield "<h2>What the device does in a step</h2>"
-        walls = "; ".join(f"{arm.name} {words.middle(arm.samples.wall_ns)}" for arm in found.arms if len(arm.samples))
+        walls = "; ".join(
+            f"{arm.name} {words.middle(arm.samples, arm.samples.wall_ns)}" for arm in found.arms if len(arm.samples)
+        )
         yield _figure(plots.steps(found, f"{name}-t"), f"{_STEPS} (wall: {walls}).")
     if "stretches" in drawable:
         yield "<h2>A typical stretch of it</h2>"

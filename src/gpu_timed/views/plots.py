@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from html import escape
-from statistics import median
 from typing import Any, Final
 
 from gpu_timed.arms import Arm, Comparison
@@ -83,7 +82,7 @@ def distribution(found: Comparison, name: str) -> str:
     """Return how the wall times of each arm are spread. *name* is unique in the page."""
     arms = [arm for arm in found.arms if len(arm.samples)]
     colors = _colors(found)
-    medians = [median(arm.samples.wall_ns) for arm in arms]
+    medians = [arm.samples.typical(arm.samples.wall_ns) for arm in arms]
     logarithmic = max(medians) > _LOG_FROM * min(medians)
     scale, unit = _unit(min(medians))
 
@@ -94,7 +93,8 @@ def distribution(found: Comparison, name: str) -> str:
             dots = drawing.thinned(arm.samples.wall_ns)
             heights = [row + 0.5 * ((_JITTER * index) % 1) - 0.25 for index in range(len(dots))]
             axes.plot([one / scale for one in dots], heights, ".", color=color, alpha=0.35, markersize=4, mew=0)
-            low, middle, high = (drawing.quantile(arm.samples.wall_ns, part) / scale for part in (0.05, 0.5, 0.95))
+            low, high = (drawing.quantile(arm.samples.wall_ns, part) / scale for part in (0.05, 0.95))
+            middle = medians[row] / scale
             axes.plot([low, high], [row, row], color=color, linewidth=5, solid_capstyle="butt", alpha=0.8)
             axes.plot([middle, middle], [row - 0.3, row + 0.3], color=INK, linewidth=1.6)
             axes.annotate(
@@ -313,8 +313,8 @@ def _spent(step: Any) -> str:
 
 
 def _median_ms(found: Comparison, name: str) -> float:
-    wall = next((arm.samples.wall_ns for arm in found.arms if arm.name == name), ())
-    return median(wall) / 1e6 if wall else math.nan
+    held = next((arm.samples for arm in found.arms if arm.name == name and len(arm.samples)), None)
+    return math.nan if held is None else held.typical(held.wall_ns) / 1e6
 
 
 def _busy_percent(found: Comparison, name: str) -> float:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from statistics import median
 from typing import Final, NamedTuple
 
-from gpu_timed.arms import NOT_PROFILED, Arm, Comparison, Diagnosis, Verdict, not_measured
+from gpu_timed.arms import NOT_PROFILED, Arm, Comparison, Diagnosis, Samples, Verdict, counted, not_measured
 from gpu_timed.record import Missing
 from gpu_timed.step_timeline import ProfiledSteps, spoken
 
@@ -21,8 +20,9 @@ GAPS: Final = (
 )
 TIMES: Final = (
     "Wall: from the call until the device had done it. Launch: until the call returned. Device: between two marks on "
-    "the device around the call, gaps included. Medians of warm calls; first calls are apart, under one-off. Ratios "
-    "are of arms in the same block, so that what drifts falls out: they need not be those of the medians."
+    "the device around the call, gaps included. Warm calls only: the median over blocks of the median of each; "
+    "first calls are apart, under one-off. Ratios are of arms in the same block, so that what drifts falls out: they "
+    "need not be those of the medians."
 )
 SWEPT: Final = ("wall", "busy", "busy ratio", "typical gap", "verdict", "time of baseline")
 """Rows that a sweep is shown by."""
@@ -114,13 +114,13 @@ def _in_place(found: Comparison, verdict: Verdict) -> str:
     """Return the medians of both arms."""
     arms = {arm.name: arm.samples for arm in found.arms}
     both = [
-        samples.device_ns if verdict.quantity == "device" else samples.wall_ns
+        middle(samples, samples.device_ns if verdict.quantity == "device" else samples.wall_ns)
         for name in (verdict.arm, verdict.against)
         if (samples := arms.get(name)) is not None and len(samples)
     ]
-    if len(both) < 2 or any(isinstance(times, Missing) for times in both):  # noqa: PLR2004
+    if len(both) < 2 or any(text.startswith(NONE) for text in both) or verdict.wide:  # noqa: PLR2004
         return ""
-    return f"{middle(both[0])} in place of {middle(both[1])}; "
+    return f"{both[0]} in place of {both[1]}; "
 
 
 def rows(found: Comparison) -> Iterator[Row]:
@@ -159,9 +159,13 @@ def rows(found: Comparison) -> Iterator[Row]:
     yield from each("ran as", ran, "The mode that ran, where it is another than the one asked for.")
     yield from each("verdict", verdict)
     yield from each("time of baseline", ratio, "Wall time as a part of the baseline's, with its interval.")
-    yield from each("wall", lambda arm: middle(arm.samples.wall_ns), "From the call until the device had done it.")
-    yield from each("launch", lambda arm: middle(arm.samples.launch_ns), "From the call to its return.")
-    yield from each("device", lambda arm: middle(arm.samples.device_ns), "Between two marks; gaps included.")
+    yield from each(
+        "wall", lambda arm: middle(arm.samples, arm.samples.wall_ns), "From the call until the device had done it."
+    )
+    yield from each("launch", lambda arm: middle(arm.samples, arm.samples.launch_ns), "From the call to its return.")
+    yield from each(
+        "device", lambda arm: middle(arm.samples, arm.samples.device_ns), "Between two marks; gaps included."
+    )
     yield from each("busy", profile(lambda seen: duration(seen.busy_ns)), "At least one kernel or copy ran.")
     yield from each("busy ratio", diagnosed(lambda held: share(held.busy_ratio)), "Busy (profiled) / wall (not).")
     yield from each("bound", diagnosed(lambda held: BOUNDS[held.bound].removeprefix("what limits is ")))
@@ -247,8 +251,15 @@ def conditions(found: Comparison) -> Iterator[tuple[str, str]]:
     if found.blocks:
         yield (
             "measured",
-            f"{found.blocks} shuffled blocks (seed {found.seed}) in {found.seconds:.1f} s; {found.stopped}",
+            f"{counted(found.blocks, 'shuffled block')} (seed {found.seed}) in {_spent(found)}; {found.stopped}",
         )
+
+
+def _spent(found: Comparison) -> str:
+    """Return how long the blocks took, and what came before."""
+    if not found.blocks_s:
+        return f"{found.seconds:.1f} s"
+    return f"{found.blocks_s:.1f} s, after {found.first_calls_s:.1f} s of first calls"
 
 
 def honesty(found: Comparison) -> list[str]:
@@ -281,11 +292,11 @@ def limits(found: Comparison) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield f"{name}: {BOUNDS[held[name].bound]}", held[name].sentences
 
 
-def middle(values: tuple[int, ...] | Missing) -> str:
-    """Return the median of some times."""
+def middle(samples: Samples, values: tuple[int, ...] | Missing) -> str:
+    """Return the median over blocks of *values*, which are some of the times of *samples*."""
     if isinstance(values, Missing):
         return reason(values)
-    return duration(median(values)) if values else NONE
+    return duration(samples.typical(values)) if values else NONE
 
 
 def _most(seen: ProfiledSteps) -> str:
@@ -302,22 +313,27 @@ def _never(calls: Missing) -> str:
 def _takes(verdict: Verdict) -> str:
     if isinstance(verdict.ratio, Missing):
         return "is not held against it"
-    said = f"takes {verdict.ratio:.4g} {_TIMES} {verdict.against}'s {verdict.quantity} time"
+    than = f"{_TIMES} {verdict.against}'s {verdict.quantity} time"
+    said = f"takes {verdict.ratio:.4g} {than}"
     if isinstance(verdict.low, Missing) or isinstance(verdict.high, Missing):
         return said
     level = f"{_PERCENT * verdict.level:g} %"
+    if verdict.wide:
+        return f"takes {_digits(verdict.low, 2)} to {_digits(verdict.high, 2)} {than} ({level} interval: it is wide)"
     return f"{said} ({level} interval {verdict.low:.4g} to {verdict.high:.4g})"
 
 
 def _ratio(verdict: Verdict) -> str:
     if isinstance(verdict.ratio, Missing) or isinstance(verdict.low, Missing) or isinstance(verdict.high, Missing):
         return NONE if isinstance(verdict.ratio, Missing) else f"{verdict.ratio:.4g}"
+    if verdict.wide:
+        return f"{_digits(verdict.low, 2)} to {_digits(verdict.high, 2)}"
     return f"{verdict.ratio:.4g} [{verdict.low:.4g}, {verdict.high:.4g}]"
 
 
 def _times(verdict: Verdict) -> str:
     """Return how many times as fast, where that is more than a little."""
-    if isinstance(verdict.ratio, Missing) or not 0 < verdict.ratio < 1 / _WORTH_TIMES:
+    if isinstance(verdict.ratio, Missing) or not 0 < verdict.ratio < 1 / _WORTH_TIMES or verdict.wide:
         return ""
     return f", {1 / verdict.ratio:.3g} {_TIMES} as fast"
 
@@ -330,3 +346,9 @@ def _three(value: float) -> str:
     """Return three digits and no exponent."""
     whole = len(str(int(abs(value))))
     return f"{value:,.{max(0, 3 - whole)}f}"
+
+
+def _digits(value: float, digits: int) -> str:
+    """Return so many digits and no exponent."""
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:g}"
