@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from gpu_timed.errors import UnknownArmError
 from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Warmth
 from gpu_timed.step_timeline import ProfiledSteps
 
@@ -298,23 +299,33 @@ class Comparison:
         """Return the arm called *name*.
 
         Raises:
-            KeyError: There is none.
+            UnknownArmError: There is none. It is a KeyError.
         """
         for arm in self.arms:
             if arm.name == name:
                 return arm
-        raise KeyError(name)
+        raise self._unknown(name)
 
     def verdict(self, name: str) -> Verdict:
         """Return the verdict of the arm called *name*.
 
         Raises:
-            KeyError: There is none.
+            UnknownArmError: There is none, or it is the baseline. It is a KeyError.
         """
         for verdict in self.verdicts:
             if verdict.arm == name:
                 return verdict
-        raise KeyError(name)
+        if name == self.baseline and any(arm.name == name for arm in self.arms):
+            raise UnknownArmError(f"{name!r} is the baseline: the others are held against it. {self._names()}")
+        raise self._unknown(name)
+
+    def _unknown(self, name: str) -> UnknownArmError:
+        if self.points:
+            return UnknownArmError(f"of a sweep each point has arms of its own: points[0].comparison.arm({name!r}).")
+        return UnknownArmError(f"there is no arm {name!r}. {self._names()}")
+
+    def _names(self) -> str:
+        return f"Arms: {', '.join(repr(arm.name) for arm in self.arms)}."
 
     @property
     def diagnosis(self) -> Diagnosis | None:

@@ -13,7 +13,18 @@ from typing import Any
 import pytest
 from make_believe_nvml import FakeNvml
 
-from gpu_timed import ConfigurationError, CudaGraph, Missing, Work, compare, configure, current, flush, gpu_timed
+from gpu_timed import (
+    ConfigurationError,
+    CudaGraph,
+    GpuTimedError,
+    Missing,
+    Work,
+    compare,
+    configure,
+    current,
+    flush,
+    gpu_timed,
+)
 from gpu_timed.analysis.deciding import FIRST_LOOK
 from gpu_timed.testing import FakeDevice, capture, use_device
 
@@ -391,6 +402,32 @@ def test_an_arm_that_raises_says_why_and_the_others_go_on(device: FakeDevice) ->
     assert not found.arm("b").samples.wall_ns
 
 
+class Counter:
+    """Holds a counter that no output shows."""
+
+    n = 0
+
+
+def test_a_counter_of_a_class_is_host_state(device: FakeDevice) -> None:
+    def step() -> int:
+        Counter.n += 1
+        device.launch(WORK)
+        return 0
+
+    assert "host state (Counter.n)" in compare({"a": step, "b": kernel(device)}).refused
+
+
+def test_an_arm_that_is_not_there_is_named_with_those_that_are(device: FakeDevice) -> None:
+    found = compare({"a": kernel(device), "b": kernel(device)})
+    for ask in (found.arm, found.verdict):
+        with pytest.raises(KeyError) as raised:
+            ask("bogus")
+        assert isinstance(raised.value, GpuTimedError)
+        assert str(raised.value) == "there is no arm 'bogus'. Arms: 'a', 'b'."
+    with pytest.raises(GpuTimedError, match="'a' is the baseline: the others are held against it"):
+        found.verdict("a")
+
+
 def test_a_function_that_was_given_no_arguments_says_where_they_come_from(device: FakeDevice) -> None:
     found = compare({"a": lambda x: x, "b": lambda x: x})
     assert found.refused.startswith("TypeError: ")
@@ -496,7 +533,9 @@ def test_what_is_a_mode_and_what_is_not(device: FakeDevice) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"modes": "eager"}, "must be several"),
+        ({"modes": "eager"}, "must be several.*: modes=\\('eager', 'cuda_graph', 'reduce-overhead'\\)"),
+        ({"modes": "compile"}, "modes=\\('eager', 'compile'\\)"),
+        ({"modes": "eager, compile"}, "modes=\\('eager', 'compile'\\)"),
         ({"modes": ("fast",)}, "unknown mode 'fast'"),
         ({"modes": ()}, "modes= is empty"),
         ({"modes": ("eager",), "baseline": "compile"}, "unknown baseline 'compile'"),
@@ -506,6 +545,14 @@ def test_what_is_a_mode_and_what_is_not(device: FakeDevice) -> None:
         ({"tolerance": -1}, "tolerance"),
         ({"seed": -1}, "seed"),
         ({"reset": 3}, "reset"),
+        ({"reset": lambda x: x}, "reset is called without arguments, and cannot be: missing a required argument: 'x'"),
+        ({"args": lambda: 3}, r"must return a tuple, not int: return \(x,\) for one"),
+        ({"args": lambda size: (size,)}, "given as args= is called with no argument, and cannot be: missing .*'size'"),
+        (
+            {"args": lambda size: (size,), "sweep": {"batch": [1]}},
+            "given as args= is called with batch=, and cannot be: missing a required argument: 'size'",
+        ),
+        ({"args": lambda: (), "sweep": {"batch": [1]}}, "unexpected keyword argument 'batch'"),
         ({"args": 3}, r"args=\(x,\)"),
         ({"kwargs": 3}, "kwargs"),
         ({"work": "count"}, "counts no operations"),
@@ -681,7 +728,7 @@ def test_without_a_device_wall_and_launch_are_there(device: FakeDevice) -> None:
     assert found.diagnosis is not None
     assert found.diagnosis.bound == "unknown"
     refused = compare({"a": lambda: step(1), "b": lambda: step(1)}, by="device").refused
-    assert refused == "there is no device time to compare by (no_device)"
+    assert refused == "there is no device time to compare by (no_device): use by='wall'"
 
 
 def test_on_the_real_clock_it_finds_a_device_at_work() -> None:

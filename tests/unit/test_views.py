@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from gpu_timed.analysis.timeline import HostSpan, summarised, timelines
-from gpu_timed.arms import Comparison, Diagnosis, Point, Samples, Verdict, not_measured
+from gpu_timed.arms import Agreement, Comparison, Diagnosis, Point, Samples, Verdict, not_measured
 from gpu_timed.errors import MissingExtraError
 from gpu_timed.record import Missing
 from gpu_timed.step_timeline import Kernel, OperatorGaps, ProfiledSteps, StepTimeline
@@ -184,6 +184,18 @@ def test_a_figure_that_no_arm_has_is_left_out_and_a_missing_one_has_its_reason()
     assert rows["waited most for"][1] == "nobody: the gaps are the device's own"
     without = {row.name for row in words.rows(believe.host_only())}
     assert without.isdisjoint({"device", "busy", "kernels a call", "ran as", "pays after"})
+
+
+def test_outputs_of_another_shape_differ_by_nothing_that_could_be_said_and_have_no_ratio() -> None:
+    held = believe.host_only()
+    arms = (
+        dataclasses.replace(held.arms[0], agreement=Agreement(equal=True, max_abs=2e-3)),
+        dataclasses.replace(held.arms[1], agreement=Agreement(equal=False, max_abs=0.0, text="(3,) in place of (2,)")),
+    )
+    verdict = dataclasses.replace(held.verdicts[0], word=None)
+    rows = {row.name: row.cells for row in words.rows(dataclasses.replace(held, arms=arms, verdicts=(verdict,)))}
+    assert rows["outputs"] == ("equal (by 0.002)", "differ")
+    assert rows["time of baseline"] == ("1", words.NONE)
 
 
 def test_the_busy_ratio_says_what_it_is_made_of_wherever_it_is_shown() -> None:

@@ -231,7 +231,7 @@ class Contest:
         if ran.mode == EAGER.name and contestant.mode not in (EAGER.name, "as_given"):
             return f"it ran as {ran.mode}: {ran.reason or 'nobody knows why'}"
         if plan.by_device and isinstance(device := self._time(contestant).device_ns, Missing):
-            return f"there is no device time to compare by ({device.detail or device.reason})"
+            return f"there is no device time to compare by ({device.detail or device.reason}): use by='wall'"
         self._agree(lane)
         return ""
 

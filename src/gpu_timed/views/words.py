@@ -142,7 +142,7 @@ def rows(found: Comparison) -> Iterator[Row]:
         held = verdicts.get(arm.name)
         if arm.name == found.baseline:
             return "1"
-        return NONE if held is None or isinstance(held.ratio, Missing) else _ratio(held)
+        return NONE if held is None or held.word is None else _ratio(held)  # of other work a ratio says nothing
 
     def profile(show: Callable[[ProfiledSteps], str]) -> Callable[[Arm], str]:
         return lambda arm: reason(arm.timeline) if isinstance(arm.timeline, Missing) else show(arm.timeline)
@@ -206,7 +206,8 @@ def agreement(arm: Arm) -> str:
         return reason(held)
     if held.exact:
         return "equal to the bit"
-    differ = "" if isinstance(held.max_abs, Missing) else f" (by {held.max_abs:.2g})"
+    # Of another shape or type there is nothing to subtract.
+    differ = f" (by {held.max_abs:.2g})" if not isinstance(held.max_abs, Missing) and held.max_abs else ""
     return f"equal{differ}" if held.equal else f"differ{differ}"
 
 
