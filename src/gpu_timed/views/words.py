@@ -20,10 +20,13 @@ GAPS: Final = (
 )
 TIMES: Final = (
     "Wall: from the call until the device had done it. Launch: until the call returned. Device: between two marks on "
-    "the device around the call, gaps included. Warm calls only: the median over blocks of the median of each; "
-    "first calls are apart, under one-off. Ratios are of arms in the same block, so that what drifts falls out: they "
-    "need not be those of the medians."
+    "the device around the call, gaps included."
 )
+MEDIANS: Final = (
+    "Times are of warm calls: the median over blocks of the median of each; first calls are apart, under one-off. "
+    "Ratios are of arms in the same block, so that what drifts falls out: they need not be those of the medians."
+)
+NO_DEVICE: Final = "No device time was measured ({}): times are the wall's, and what limits is not known."
 SWEPT: Final = ("wall", "busy", "busy ratio", "typical gap", "verdict", "time of baseline")
 """Rows that a sweep is shown by."""
 _ROUNDED: Final = 0.9995
@@ -162,13 +165,15 @@ def rows(found: Comparison) -> Iterator[Row]:
     yield from each(
         "wall", lambda arm: middle(arm.samples, arm.samples.wall_ns), "From the call until the device had done it."
     )
-    yield from each("launch", lambda arm: middle(arm.samples, arm.samples.launch_ns), "From the call to its return.")
+    if not without_device(found):  # where the call returns when all is done
+        yield from each("launch", lambda arm: middle(arm.samples, arm.samples.launch_ns), "From call to return.")
     yield from each(
         "device", lambda arm: middle(arm.samples, arm.samples.device_ns), "Between two marks; gaps included."
     )
     yield from each("busy", profile(lambda seen: duration(seen.busy_ns)), "At least one kernel or copy ran.")
     yield from each("busy ratio", diagnosed(lambda held: share(held.busy_ratio)), "Busy (profiled) / wall (not).")
-    yield from each("bound", diagnosed(lambda held: BOUNDS[held.bound].removeprefix("what limits is ")))
+    if not without_device(found):
+        yield from each("bound", diagnosed(lambda held: BOUNDS[held.bound].removeprefix("what limits is ")))
     yield from each("kernels a call", profile(lambda seen: number(seen.kernels)))
     yield from each("launches a call", profile(lambda seen: number(seen.launches)), "Calls that gave the device work.")
     yield from each("gaps a call", profile(lambda seen: number(seen.gap_count)), "Times in which nothing ran.")
@@ -184,12 +189,34 @@ def rows(found: Comparison) -> Iterator[Row]:
     yield from each("samples", lambda arm: number(len(arm.samples)) if len(arm.samples) else NONE)
 
 
+def swept_names(found: Comparison) -> tuple[str, ...]:
+    """Return those of :data:`SWEPT` that some arm has at some value."""
+    held = {row.name for point in found.points for row in rows(point.comparison)}
+    return tuple(name for name in SWEPT if name in held)
+
+
 def swept(found: Comparison) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Return the value, the arm and the cells of :data:`SWEPT` for each arm at each value of a sweep."""
+    """Return the value, the arm and the cells of :func:`swept_names` for each arm at each value of a sweep."""
+    names = swept_names(found)
     for point in found.points:
         held = {row.name: row.cells for row in rows(point.comparison)}
         for index, arm in enumerate(point.comparison.arms):
-            yield str(point.value), arm.name, tuple(held[name][index] if name in held else NONE for name in SWEPT)
+            yield str(point.value), arm.name, tuple(held[name][index] if name in held else NONE for name in names)
+
+
+def everywhere(found: Comparison) -> tuple[str, ...]:
+    """Return what is said at each of several values of a sweep alike, and is not worth saying again."""
+    said = [[*headline(point.comparison), *troubles(point.comparison)] for point in found.points]
+    return tuple(one for one in said[0] if all(one in each for each in said[1:])) if len(said) > 1 else ()
+
+
+def without_device(found: Comparison) -> str:
+    """Return why no arm has device time, where none has any and some were measured; else nothing."""
+    absent = [arm.samples.device_ns for arm in found.arms if len(arm.samples)]
+    if not absent or not all(isinstance(one, Missing) for one in absent):
+        return ""
+    first = absent[0]
+    return (first.detail or first.reason.replace("_", " ")) if isinstance(first, Missing) else ""
 
 
 def ran(arm: Arm) -> str:
@@ -222,7 +249,7 @@ def troubles(found: Comparison) -> Iterator[str]:
                 yield _stopped(f"{arm.name} was not measured: {arm.refused}")
         elif not arm.honoured and not isinstance(arm.ran, Missing) and (arm.reason.rstrip(".") or NONE) not in said:
             yield _stopped(f"{arm.name} ran as {arm.ran}: {arm.reason}")
-        if arm.strayed:
+        if arm.strayed and arm.strayed not in said:
             yield _stopped(f"{arm.name}: {arm.strayed}")
         if not isinstance(arm.agreement, Missing) and not arm.agreement.equal and arm.agreement.text not in said:
             yield _stopped(f"{arm.name}: {arm.agreement.text}")
@@ -265,14 +292,18 @@ def _spent(found: Comparison) -> str:
 
 def honesty(found: Comparison) -> list[str]:
     """Return what is to be known about the figures."""
-    arms = [arm for one in (found, *(point.comparison for point in found.points)) for arm in one.arms]
+    each = [one for one in (found, *(point.comparison for point in found.points)) if not one.refused]
+    arms = [arm for one in each for arm in one.arms]
+    absent = [why for one in each if (why := without_device(one))]
     profiles = [arm.timeline for arm in arms if not isinstance(arm.timeline, Missing)]
     missing = {
         arm.timeline.detail or arm.timeline.reason.replace("_", " ")
         for arm in arms
-        if isinstance(arm.timeline, Missing) and arm.timeline != NOT_PROFILED
+        if isinstance(arm.timeline, Missing) and arm.timeline != NOT_PROFILED and not absent
     }
-    said = [TIMES] if any(len(arm.samples) for arm in arms) else []
+    measured = any(len(arm.samples) for arm in arms)
+    said = [NO_DEVICE.format(why) for why in absent]
+    said += [*([] if absent else [TIMES]), MEDIANS] if measured else []
     if profiles:
         said += [BUSY, GAPS]
     said += [_stopped(f"No kernel records of some arms, so no busy time nor gaps: {text}") for text in sorted(missing)]
@@ -283,7 +314,7 @@ def honesty(found: Comparison) -> list[str]:
 
 def limits(found: Comparison) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Return what limits each arm, as a heading and sentences, the baseline's first; what all have in common, once."""
-    held = found.diagnoses
+    held = found.diagnoses if not without_device(found) else {}  # of which nothing is known that would be news
     same = {(one.bound, one.sentences) for one in held.values()}
     if len(same) == 1 and len(held) > 1:
         ((bound, sentences),) = same
