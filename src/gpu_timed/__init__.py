@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         MissingExtraError,
         ModeError,
         NotCallableError,
+        UnknownArmError,
         WaitTimeout,
     )
     from gpu_timed.findings import Diagnosis
@@ -68,6 +69,7 @@ __all__ = [
     "PinReport",
     "Record",
     "SelfTest",
+    "UnknownArmError",
     "WaitTimeout",
     "Work",
     "WorkDone",
@@ -120,7 +122,7 @@ _HOMES = {
     **dict.fromkeys(
         [
             *("ConfigurationError", "DeviceFault", "GpuTimedError", "MissingExtraError"),
-            *("ModeError", "NotCallableError", "WaitTimeout"),
+            *("ModeError", "NotCallableError", "UnknownArmError", "WaitTimeout"),
         ],
         "errors",
     ),

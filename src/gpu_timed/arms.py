@@ -5,12 +5,15 @@ All times are whole nanoseconds. What was not measured is :class:`~gpu_timed.rec
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from gpu_timed.errors import UnknownArmError
 from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Warmth
 from gpu_timed.step_timeline import ProfiledSteps
 
@@ -21,6 +24,15 @@ Limit: TypeAlias = Literal["launch", "device", "mixed", "unknown"]
 NOT_PROFILED: Final = Missing("not_profiled", "no pass with kernel records was made")
 NOT_RUN: Final = Missing("not_run")
 NO_DEVICE: Final = Missing("no_device")
+
+
+WIDE: Final = 2.0
+"""An interval whose ends are further apart than by this factor tells of nothing that is nearer than that."""
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number of things: 1 block, 2 blocks."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def not_measured(name: str) -> str:
@@ -68,6 +80,21 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.wall_ns)
+
+    def block_medians(self, times: Sequence[int]) -> list[float]:
+        """Return the median of each block of *times*, which are one of the tuples above; in nanoseconds."""
+        both = zip(self.block, times, strict=True)
+        return [statistics.median(time for _, time in each) for _, each in itertools.groupby(both, lambda one: one[0])]
+
+    def typical(self, times: Sequence[int]) -> float:
+        """Return the median of the medians of the blocks, as verdicts take them: each block counts alike.
+
+        In nanoseconds. Of all calls alike the median would be that of the blocks that had the more of them.
+
+        Raises:
+            statistics.StatisticsError: There are none.
+        """
+        return statistics.median(self.block_medians(times))
 
 
 class Turn(NamedTuple):
@@ -160,6 +187,12 @@ class Verdict:
         if isinstance(self.low, Missing) or isinstance(self.high, Missing):
             return NOT_SET
         return (self.high - self.low) / 2
+
+    @property
+    def wide(self) -> bool:
+        """Whether the interval is so wide that a ratio alone would say too much: its ends a factor of 2 apart."""
+        low, high = self.low, self.high
+        return not isinstance(low, Missing) and not isinstance(high, Missing) and high > WIDE * low
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +287,10 @@ class Comparison:
     """Why it was measured no longer."""
     seconds: float = 0.0
     """How long all of it took."""
+    first_calls_s: float = 0.0
+    """How long it took of that until all arms were warm: compiling, capturing, holding outputs against each other."""
+    blocks_s: float = 0.0
+    """How long the blocks took, which is what ``budget_s`` bounds."""
     sweep: str = ""
     """Name of what was swept; *arms* and verdicts are then those of the points."""
     points: tuple[Point, ...] = ()
@@ -262,23 +299,33 @@ class Comparison:
         """Return the arm called *name*.
 
         Raises:
-            KeyError: There is none.
+            UnknownArmError: There is none. It is a KeyError.
         """
         for arm in self.arms:
             if arm.name == name:
                 return arm
-        raise KeyError(name)
+        raise self._unknown(name)
 
     def verdict(self, name: str) -> Verdict:
         """Return the verdict of the arm called *name*.
 
         Raises:
-            KeyError: There is none.
+            UnknownArmError: There is none, or it is the baseline. It is a KeyError.
         """
         for verdict in self.verdicts:
             if verdict.arm == name:
                 return verdict
-        raise KeyError(name)
+        if name == self.baseline and any(arm.name == name for arm in self.arms):
+            raise UnknownArmError(f"{name!r} is the baseline: the others are held against it. {self._names()}")
+        raise self._unknown(name)
+
+    def _unknown(self, name: str) -> UnknownArmError:
+        if self.points:
+            return UnknownArmError(f"of a sweep each point has arms of its own: points[0].comparison.arm({name!r}).")
+        return UnknownArmError(f"there is no arm {name!r}. {self._names()}")
+
+    def _names(self) -> str:
+        return f"Arms: {', '.join(repr(arm.name) for arm in self.arms)}."
 
     @property
     def diagnosis(self) -> Diagnosis | None:

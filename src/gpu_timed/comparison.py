@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -120,8 +121,10 @@ def compare(
 
     told = progress or _nobody
     if sweep is None:
+        _check_makers(args, kwargs, [])
         return _contests(made, [planned], [told])[0]
     keyword, values = _sweep(sweep, args, kwargs)
+    _check_makers(args, kwargs, [keyword])
     found = _contests(
         made,
         [functools.partial(planned, **{keyword: value}) for value in values],
@@ -211,7 +214,10 @@ def _arms(fn: Any, modes: Any, baseline: str | None) -> _Arms:
         return _Arms(" / ".join(fn), _known(baseline or held[0][0], held), held)
     function = _bare(fn)
     if isinstance(modes, str):
-        raise ConfigurationError(f"modes must be several, as in modes=('eager', {modes!r}).")
+        named = [word.strip() for word in modes.split(",") if word.strip()]
+        meant = tuple(named if len(named) > 1 else dict.fromkeys([EAGER.name, *(named or MODES[1:])]))
+        meant = meant if len(meant) > 1 else MODES
+        raise ConfigurationError(f"modes must be several, and not one text: modes={meant!r}.")
     asked = [mode_of(mode) for mode in (MODES if modes is None else modes)]
     if not asked:
         raise ConfigurationError("modes= is empty: name at least one, as in modes=('eager', 'cuda_graph').")
@@ -259,10 +265,32 @@ def _arguments(args: Any, kwargs: Any, value: Mapping[str, Any]) -> tuple[tuple[
     positional = args(**value) if callable(args) else args
     named = kwargs(**value) if callable(kwargs) else kwargs
     if not isinstance(positional, tuple | list):
-        raise ConfigurationError(f"args must be a tuple, not {type(positional).__name__}: write args=(x,) for one.")
+        kind = type(positional).__name__
+        if callable(args):
+            raise ConfigurationError(f"what makes the arguments must return a tuple, not {kind}: return (x,) for one.")
+        raise ConfigurationError(f"args must be a tuple, not {kind}: write args=(x,) for one.")
     if named is not None and not isinstance(named, Mapping):
         raise ConfigurationError(f"kwargs must be a mapping of names, not {type(named).__name__}.")
     return tuple(positional), dict(named or {})
+
+
+def _check_makers(args: Any, kwargs: Any, keywords: Sequence[str]) -> None:
+    """See before anything is measured whether what makes the arguments takes what it will be called with."""
+    for name, make in (("args", args), ("kwargs", kwargs)):
+        if callable(make) and (why_not := _unfit(make, dict.fromkeys(keywords))):
+            how = f"{keywords[0]}=" if keywords else "no argument"
+            raise ConfigurationError(f"the function given as {name}= is called with {how}, and cannot be: {why_not}.")
+
+
+def _unfit(function: Any, named: Mapping[str, Any]) -> str:
+    """Return why *function* cannot be called with *named* alone; nothing where it can, or nobody knows."""
+    try:
+        inspect.signature(function).bind(**named)
+    except ValueError:  # it has no signature that can be known
+        return ""
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 def _sweep(sweep: Any, args: Any, kwargs: Any) -> tuple[str, list[Any]]:
@@ -292,6 +320,8 @@ def _check(budget_s: Any, outputs: Any, by: Any, *, tolerance: Any, seed: Any, r
         raise ConfigurationError(f"seed must be a whole number, 0 or more, not {seed!r}.")
     if reset is not None and not callable(reset):
         raise ConfigurationError(f"reset must be a function without arguments, not {type(reset).__name__}.")
+    if reset is not None and (why_not := _unfit(reset, {})):
+        raise ConfigurationError(f"reset is called without arguments, and cannot be: {why_not}.")
 
 
 def _check_work(work: Any) -> None:

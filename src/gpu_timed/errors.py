@@ -4,6 +4,7 @@ GpuTimedError
 ├── ConfigurationError   an option or a setting that cannot be used (also a ValueError)
 ├── NotCallableError     a decorator put on something that cannot be called (also a TypeError)
 ├── MissingExtraError    a feature whose optional package is not installed (also an ImportError)
+├── UnknownArmError      a comparison has no arm of that name (also a KeyError)
 ├── ModeError            a mode that cannot be honoured, where ``strict`` asks for it (also a RuntimeError)
 ├── WaitTimeout          a record that was not there in time (also a TimeoutError)
 └── DeviceFault          the device answered with an error while gpu_timed asked it something
@@ -32,6 +33,14 @@ class NotCallableError(GpuTimedError, TypeError):
 
 class MissingExtraError(GpuTimedError, ImportError):
     """A feature was asked for whose optional package is not installed."""
+
+
+class UnknownArmError(GpuTimedError, KeyError):
+    """A comparison was asked for an arm that it does not have."""
+
+    def __str__(self) -> str:
+        """Return the message: a KeyError would show its repr."""
+        return str(self.args[0]) if self.args else ""
 
 
 class ModeError(GpuTimedError, RuntimeError):

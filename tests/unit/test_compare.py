@@ -15,7 +15,18 @@ from typing import Any
 import pytest
 from make_believe_nvml import FakeNvml
 
-from gpu_timed import ConfigurationError, CudaGraph, Missing, Work, compare, configure, current, flush, gpu_timed
+from gpu_timed import (
+    ConfigurationError,
+    CudaGraph,
+    GpuTimedError,
+    Missing,
+    Work,
+    compare,
+    configure,
+    current,
+    flush,
+    gpu_timed,
+)
 from gpu_timed.analysis.deciding import FIRST_LOOK
 from gpu_timed.testing import FakeDevice, capture, use_device
 
@@ -51,7 +62,7 @@ def test_two_functions_are_told_apart(device: FakeDevice) -> None:
     assert (verdict.arm, verdict.against, verdict.word) == ("new", "old", "faster")
     assert verdict.ratio == pytest.approx((LAUNCH + WORK / 2) / (LAUNCH + WORK))
     assert FIRST_LOOK <= verdict.blocks == found.blocks < 2 * FIRST_LOOK
-    assert "±0.5%" in found.stopped
+    assert found.stopped == "every interval was narrower than ±0.5%"
     assert found.seed == 7
     assert found.environment.card == "Fake GPU"
     assert found.environment.clock == "fake"
@@ -239,6 +250,47 @@ def test_a_long_call_is_a_turn_by_itself(device: FakeDevice) -> None:
     assert words(found) == ["slower"]
 
 
+def test_what_stopped_it_is_true_of_the_intervals_that_are_shown(device: FakeDevice) -> None:
+    """Arms that are far apart need not be told apart as finely: then it does not say that they were."""
+    chance = random.Random(1)
+
+    def rough() -> None:
+        device.launch(round(WORK * chance.gauss(3, 0.15)))
+
+    found = compare({"a": lambda: device.launch(WORK), "b": rough}, reset=int, seed=1, budget_s=60)
+    (verdict,) = found.verdicts
+    assert isinstance(verdict.half_width, float)
+    assert isinstance(verdict.ratio, float)
+    assert 0.005 < verdict.half_width / verdict.ratio <= 0.01
+    assert found.stopped == "every interval was narrower than ±0.5%, or ±1.0% of arms that differ by more than 10%"
+
+
+def test_blocks_and_first_calls_are_timed_apart(device: FakeDevice) -> None:
+    calls = itertools.count()
+
+    def compiles() -> None:
+        device.launch(3_000_000_000 if not next(calls) else WORK)
+
+    found = compare({"a": compiles, "b": lambda: device.launch(WORK)}, reset=int, budget_s=0.5)
+    assert 3 < found.first_calls_s < 3.5
+    assert 0 < found.blocks_s < 0.8
+    assert found.seconds >= found.first_calls_s + found.blocks_s
+
+
+def test_blocks_that_are_unlike_are_told(device: FakeDevice) -> None:
+    blocks: list[int] = []
+
+    def jumps() -> int:
+        slow = len(blocks) // 60 % 3 == 0
+        blocks.append(0)
+        device.launch(100 * WORK if slow else WORK)
+        return 0
+
+    found = compare({"a": kernel(device), "b": jumps}, budget_s=20, reset=int, outputs="ignore", seed=2)
+    (note,) = [one for one in found.notes if one.startswith("Calls vary")]
+    assert note.startswith("Calls vary from block to block, those of b ")
+
+
 # -- trust ------------------------------------------------------------------------------------------------
 
 
@@ -381,6 +433,32 @@ def test_an_arm_that_raises_says_why_and_the_others_go_on(device: FakeDevice) ->
     assert not found.arm("b").samples.wall_ns
 
 
+class Counter:
+    """Holds a counter that no output shows."""
+
+    n = 0
+
+
+def test_a_counter_of_a_class_is_host_state(device: FakeDevice) -> None:
+    def step() -> int:
+        Counter.n += 1
+        device.launch(WORK)
+        return 0
+
+    assert "host state (Counter.n)" in compare({"a": step, "b": kernel(device)}).refused
+
+
+def test_an_arm_that_is_not_there_is_named_with_those_that_are(device: FakeDevice) -> None:
+    found = compare({"a": kernel(device), "b": kernel(device)})
+    for ask in (found.arm, found.verdict):
+        with pytest.raises(KeyError) as raised:
+            ask("bogus")
+        assert isinstance(raised.value, GpuTimedError)
+        assert str(raised.value) == "there is no arm 'bogus'. Arms: 'a', 'b'."
+    with pytest.raises(GpuTimedError, match="'a' is the baseline: the others are held against it"):
+        found.verdict("a")
+
+
 def test_a_function_that_was_given_no_arguments_says_where_they_come_from(device: FakeDevice) -> None:
     found = compare({"a": lambda x: x, "b": lambda x: x})
     assert found.refused.startswith("TypeError: ")
@@ -486,7 +564,9 @@ def test_what_is_a_mode_and_what_is_not(device: FakeDevice) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"modes": "eager"}, "must be several"),
+        ({"modes": "eager"}, "must be several.*: modes=\\('eager', 'cuda_graph', 'reduce-overhead'\\)"),
+        ({"modes": "compile"}, "modes=\\('eager', 'compile'\\)"),
+        ({"modes": "eager, compile"}, "modes=\\('eager', 'compile'\\)"),
         ({"modes": ("fast",)}, "unknown mode 'fast'"),
         ({"modes": ()}, "modes= is empty"),
         ({"modes": ("eager",), "baseline": "compile"}, "unknown baseline 'compile'"),
@@ -496,6 +576,14 @@ def test_what_is_a_mode_and_what_is_not(device: FakeDevice) -> None:
         ({"tolerance": -1}, "tolerance"),
         ({"seed": -1}, "seed"),
         ({"reset": 3}, "reset"),
+        ({"reset": lambda x: x}, "reset is called without arguments, and cannot be: missing a required argument: 'x'"),
+        ({"args": lambda: 3}, r"must return a tuple, not int: return \(x,\) for one"),
+        ({"args": lambda size: (size,)}, "given as args= is called with no argument, and cannot be: missing .*'size'"),
+        (
+            {"args": lambda size: (size,), "sweep": {"batch": [1]}},
+            "given as args= is called with batch=, and cannot be: missing a required argument: 'size'",
+        ),
+        ({"args": lambda: (), "sweep": {"batch": [1]}}, "unexpected keyword argument 'batch'"),
         ({"args": 3}, r"args=\(x,\)"),
         ({"kwargs": 3}, "kwargs"),
         ({"work": "count"}, "counts no operations"),
@@ -627,7 +715,7 @@ def test_time_is_kept(device: FakeDevice) -> None:
     found = compare({"a": noisy, "b": noisy}, budget_s=0.5, reset=int, seed=1)
     assert 0.4e9 < device.host_clock.now_ns() - began < 0.8e9
     assert words(found) == ["ambiguous"]
-    assert "which may be none and may be more than 1%" in found.verdicts[0].reason
+    assert "it is not known whether there is a difference of more than 1%" in found.verdicts[0].reason
 
 
 def test_time_is_kept_though_calls_become_slow(device: FakeDevice) -> None:
@@ -671,7 +759,7 @@ def test_without_a_device_wall_and_launch_are_there(device: FakeDevice) -> None:
     assert found.diagnosis is not None
     assert found.diagnosis.bound == "unknown"
     refused = compare({"a": lambda: step(1), "b": lambda: step(1)}, by="device").refused
-    assert refused == "there is no device time to compare by (no_device)"
+    assert refused == "there is no device time to compare by (no_device): use by='wall'"
 
 
 def test_on_the_real_clock_it_finds_a_device_at_work() -> None:

@@ -40,6 +40,9 @@ MODULE = """
     def needy(size):
         return (size,)
 
+    def bare():
+        return 3
+
     def failing():
         raise OSError("no data")
 
@@ -116,12 +119,13 @@ def test_several_functions_are_compared_by_name_and_methods_are_found(asked: lis
 @pytest.mark.usefixtures("asked")
 def test_json_and_the_page_are_written_and_json_can_go_to_stdout(folder: Path) -> None:
     pytest.importorskip("matplotlib")
-    done = run("mine:step", "--json", "found.json", "--html", "found.html")
+    step = ("mine:step", "--args-from", "mine:make")
+    done = run(*step, "--json", "found.json", "--html", "found.html")
     assert done.exit_code == 0, done.output
     assert json.loads((folder / "found.json").read_text())["name"] == "decode"
     assert "<!DOCTYPE html>" in (folder / "found.html").read_text()
     assert "Wrote found.html." in done.output
-    assert json.loads(run("mine:step", "--json", "-").stdout)["name"] == "decode"
+    assert json.loads(run(*step, "--json", "-").stdout)["name"] == "decode"
 
 
 @pytest.mark.parametrize(
@@ -143,6 +147,9 @@ def test_json_and_the_page_are_written_and_json_can_go_to_stdout(folder: Path) -
         (["mine:step", "--args-from", "mine:needy"], "missing a required argument: 'size' (give them defaults, or"),
         (["mine:step", "--args-from", "mine:failing"], "--args-from 'mine:failing' raised OSError, as shown above"),
         (["mine:step", "mine:other", "--modes", "eager"], "--modes is for one function"),
+        (["mine:step"], "target 'mine:step' needs arguments (missing a required argument: 'x'): name what makes them"),
+        (["mine:step", "--args-from", "mine:bare"], "must return a tuple, not int: return (x,) for one"),
+        (["mine:step", "--sweep", "batch=1", "--args-from", "mine:undo"], "unexpected keyword argument 'batch' (it is"),
         (["mine:step", "--json", "nowhere/found.json"], "--json nowhere/found.json: the directory is not there"),
         (["mine:step", "--args-from", "mine:make,mine:undo"], "name one function"),
         (["mine:step", "--args-from", "mine:make", "--modes", "eagr"], "did you mean 'eager'?"),
@@ -183,7 +190,7 @@ def test_a_page_without_its_package_is_refused_before_anything_runs(
 
 def test_a_file_that_cannot_be_written_is_told(folder: Path, asked: list[tuple[Any, dict[str, Any]]]) -> None:
     (folder / "found.json").mkdir()
-    done = run("mine:step", "--json", "found.json")
+    done = run("mine:step", "--args-from", "mine:make", "--json", "found.json")
     assert done.exit_code == 2
     assert "found.json cannot be written" in done.output
     assert "is faster than" in done.output  # what was measured is not lost with it

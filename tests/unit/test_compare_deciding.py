@@ -130,6 +130,28 @@ def test_what_is_said_of_an_interval() -> None:
     assert "7.14 times" in say(Interval(0.14, 0.13, 0.15, 50), 50).reason
 
 
+def test_a_wide_interval_tells_only_what_is_beyond_it() -> None:
+    assert of(85, 9.6, 754) == "slower"
+    assert of(1 / 85, 1 / 754, 1 / 9.6) == "faster"
+    assert of(2.4, 1.5, 3.6) == "ambiguous"  # wholly above 1, and three times as far at one end as at the other
+    assert of(2.4, 1.9, 3.6) == "slower"
+    assert of(1 / 2.4, 1 / 3.6, 1 / 1.5) == "ambiguous"
+    assert say(Interval(85, 9.6, 754, 20), 20).reason == "it takes 9.6 to 750 times as long"
+    said = say(Interval(1.5, 0.7, 3, 20), 20)
+    assert (said.reason, said.more) == ("the times of blocks vary too much to tell", None)
+
+
+def test_how_many_blocks_would_tell_is_said_only_where_it_can_be_guessed() -> None:
+    assert say(Interval(1.02, 0.99, 1.05, 20), 20).more is not None
+    wide = say(Interval(1.2, 0.97, 1.5, 20), 20)
+    assert wide.word == "ambiguous"
+    assert wide.more is None
+    assert wide.reason.endswith("of more than 1%")
+    many = say(Interval(1.009, 0.994, 1.024, 5), 5)
+    assert many.more is None
+    assert say(Interval(1.009, 1.001, 1.017, 20), 20).more is not None
+
+
 def test_what_would_be_needed_to_tell() -> None:
     said = say(Interval(1.02, 0.99, 1.05, 50), 50)
     assert said.word == "ambiguous"

@@ -46,7 +46,7 @@ def arm(
             operators=(OperatorGaps("aten::mm", "aten::linear", 155, 3 * MS, 15 * US), *more_gaps),
         )
     held = Samples(
-        block=(0, 0, 1),
+        block=(0, 0, 0),
         wall_ns=(wall_ns, wall_ns - 1, 10 * wall_ns),
         launch_ns=(launch_ns,) * 3,
         device_ns=(wall_ns,) * 3 if device_ns is None else device_ns,

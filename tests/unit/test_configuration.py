@@ -279,6 +279,7 @@ def test_errors_are_one_family():
         NotCallableError: TypeError,
         MissingExtraError: ImportError,
         WaitTimeout: TimeoutError,
+        errors.UnknownArmError: KeyError,
         errors.ModeError: RuntimeError,
         errors.DeviceFault: Exception,
     }

@@ -19,12 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from gpu_timed.analysis.concluding import conclude
 from gpu_timed.analysis.timeline import HostSpan, summarised, timelines
-from gpu_timed.arms import Comparison, Diagnosis, Point, Samples, Verdict, not_measured
+from gpu_timed.arms import Agreement, Comparison, Diagnosis, Point, Samples, Verdict, not_measured
 from gpu_timed.errors import MissingExtraError
 from gpu_timed.record import Missing
 from gpu_timed.step_timeline import Kernel, OperatorGaps, ProfiledSteps, StepTimeline
-from gpu_timed.views import drawing, page, table, words
+from gpu_timed.views import drawing, page, plots, table, words
 
 COMPARISONS = {
     "three arms": lambda: believe.comparison(kernels=60),
@@ -115,6 +116,85 @@ def test_a_verdict_is_a_sentence(word: Any, said: str) -> None:
     assert words.sentence(verdict).translate(PLAIN) == said
 
 
+def test_a_wide_interval_is_said_in_place_of_a_ratio() -> None:
+    wide = Verdict(arm="compile", against="eager", word="slower", reason="", ratio=85.21, low=9.624, high=754.5)
+    held = dataclasses.replace(believe.host_only(), baseline="eager", verdicts=(wide,))
+    arms = tuple(dataclasses.replace(arm, name=name) for arm, name in zip(held.arms, ("eager", "compile"), strict=True))
+    held = dataclasses.replace(held, arms=arms)
+    said = "compile is slower than eager: it takes 9.6 to 750 x eager's wall time (95 % interval: it is wide)."
+    assert [one.translate(PLAIN) for one in words.headline(held)] == [said]
+    assert "85.2" not in held.to_text()
+    assert next(row.cells for row in words.rows(held) if row.name == "time of baseline") == ("1", "9.6 to 750")
+    faster = dataclasses.replace(wide, word="faster", ratio=0.05, low=0.01, high=0.1)
+    assert "as fast" not in words.sentence(faster)
+
+
+def test_times_are_those_of_a_typical_block() -> None:
+    """One block with many short calls, two with few long ones: blocks count alike, as in the ratio."""
+    samples = Samples(block=(0, 0, 0, 0, 1, 2), wall_ns=(1, 1, 1, 1, 7_000, 9_000), launch_ns=(1, 1, 1, 1, 600, 700))
+    assert samples.block_medians(samples.wall_ns) == [1, 7_000, 9_000]
+    held = believe.host_only()
+    held = dataclasses.replace(held, arms=tuple(dataclasses.replace(arm, samples=samples) for arm in held.arms))
+    rows = {row.name: row.cells for row in words.rows(held)}
+    assert rows["wall"] == ("7.00 µs", "7.00 µs")
+    assert "7.00 µs in place of 7.00 µs" not in words.headline(held)[0]  # of an open one nothing but the interval
+    told = dataclasses.replace(held.verdicts[0], word="faster")
+    assert "7.00 µs in place of 7.00 µs" in words.headline(dataclasses.replace(held, verdicts=(told,)))[0]
+
+
+def test_without_a_device_that_is_said_once_and_nothing_that_says_nothing() -> None:
+    held = believe.host_only()
+    why = "this build of torch has no CUDA"
+    unknown = Diagnosis(bound="unknown", sentences=(f"No device time was measured ({why}).",))
+    arms = tuple(
+        dataclasses.replace(arm, samples=dataclasses.replace(arm.samples, device_ns=Missing("no_device", why)))
+        for arm in held.arms
+    )
+    held = dataclasses.replace(held, arms=arms, diagnoses={arm.name: unknown for arm in arms})
+    swept = Comparison(name="x", arms=(), baseline="mine", sweep="n", points=(Point(1, held), Point(2, held)))
+    for found in (held, swept):
+        text = found.to_text(300)
+        assert text.count(why) == 1
+        assert text.count("what limits") == 1
+        assert "Device: between" not in text
+        assert "kernel records" not in text
+    assert {row.name for row in words.rows(held)}.isdisjoint({"launch", "device", "bound"})
+    assert words.swept_names(swept) == ("wall", "verdict", "time of baseline")
+    assert words.swept_names(believe.swept((1,), kernels=20)) == words.SWEPT
+    assert words.without_device(believe.comparison(kernels=20)) == ""
+    assert words.TIMES in words.honesty(believe.comparison(kernels=20))
+
+
+def test_what_is_said_at_every_value_of_a_sweep_is_said_once() -> None:
+    pytest.importorskip("matplotlib")
+    swept = believe.swept((1, 8), kernels=20)
+    fell = words.headline(swept.points[0].comparison)[1]
+    assert words.everywhere(swept)[0] == fell
+    for text in (swept.to_text(300), page.html(swept)):
+        assert text.count(fell) == 1
+        assert "At every batch" in text
+    assert words.everywhere(believe.swept((1,), kernels=20)) == ()
+
+
+def test_an_arm_that_strayed_has_its_fallback_told_once() -> None:
+    held = believe.comparison(kernels=20)
+    strayed = "it ran as eager after a while: torch skipped CUDA Graphs: a mutated input"
+    arm = dataclasses.replace(held.arms[2], strayed=strayed)
+    verdict = conclude(arm, held.arms[0], None, quantity="wall")
+    assert verdict.reason == strayed
+    held = dataclasses.replace(held, arms=(*held.arms[:2], arm), verdicts=(held.verdicts[0], verdict))
+    assert held.to_text(300).count("a mutated input") == 1
+
+
+def test_how_long_it_took_is_told_apart_from_compiling() -> None:
+    def said(**more: Any) -> str:
+        return dict(words.conditions(dataclasses.replace(believe.host_only(), **more)))["measured"]
+
+    found = said(seconds=15.0, blocks_s=6.04, first_calls_s=8.4, blocks=20, stopped="enough")
+    assert found == "20 shuffled blocks (seed 0) in 6.0 s, after 8.4 s of first calls; enough"
+    assert said(blocks=1).startswith("1 shuffled block (")
+
+
 def test_what_is_slower_is_not_said_to_be_so_many_times_as_fast() -> None:
     verdict = Verdict(arm="a", against="b", word="slower", reason="", ratio=1.02, low=1.01, high=1.03)
     assert words.sentence(verdict).startswith("a is slower than b: it takes 1.02")
@@ -148,6 +228,18 @@ def test_a_figure_that_no_arm_has_is_left_out_and_a_missing_one_has_its_reason()
     assert rows["waited most for"][1] == "nobody: the gaps are the device's own"
     without = {row.name for row in words.rows(believe.host_only())}
     assert without.isdisjoint({"device", "busy", "kernels a call", "ran as", "pays after"})
+
+
+def test_outputs_of_another_shape_differ_by_nothing_that_could_be_said_and_have_no_ratio() -> None:
+    held = believe.host_only()
+    arms = (
+        dataclasses.replace(held.arms[0], agreement=Agreement(equal=True, max_abs=2e-3)),
+        dataclasses.replace(held.arms[1], agreement=Agreement(equal=False, max_abs=0.0, text="(3,) in place of (2,)")),
+    )
+    verdict = dataclasses.replace(held.verdicts[0], word=None)
+    rows = {row.name: row.cells for row in words.rows(dataclasses.replace(held, arms=arms, verdicts=(verdict,)))}
+    assert rows["outputs"] == ("equal (by 0.002)", "differ")
+    assert rows["time of baseline"] == ("1", words.NONE)
 
 
 def test_the_busy_ratio_says_what_it_is_made_of_wherever_it_is_shown() -> None:
@@ -308,7 +400,7 @@ def test_the_page_says_the_answer_and_what_the_figures_are(found: Comparison, ht
 def test_the_answer_comes_with_both_times_and_what_limits_the_baseline_before_the_plots() -> None:
     pytest.importorskip("matplotlib")
     held = believe.comparison(kernels=60)
-    assert "as fast: 2.98 ms in place of 21.6 ms; it takes" in words.headline(held)[0]
+    assert "as fast: 2.97 ms in place of 21.6 ms; it takes" in words.headline(held)[0]
     text = " ".join(parsed(page.html(held)).text)
     order = ["is faster than eager", "eager: launch-bound", "How long calls take", "cuda_graph: device-bound"]
     assert [text.index(one) for one in order] == sorted(text.index(one) for one in order)
@@ -323,7 +415,7 @@ def test_the_answer_comes_with_both_times_and_what_limits_the_baseline_before_th
     ]
     assert [text.index(one) for one in order] == sorted(text.index(one) for one in order)
     device = dataclasses.replace(held.verdicts[0], quantity="device")
-    assert "2.96 ms in place of 21.5 ms" in words.headline(dataclasses.replace(held, verdicts=(device,)))[0]
+    assert "2.95 ms in place of 21.5 ms" in words.headline(dataclasses.replace(held, verdicts=(device,)))[0]
 
 
 def test_a_refusal_says_nothing_of_times_and_nothing_twice() -> None:
@@ -333,7 +425,8 @@ def test_a_refusal_says_nothing_of_times_and_nothing_twice() -> None:
     found = dataclasses.replace(held, arms=arms, baseline="eager", refused="boom", verdicts=(), diagnoses={}, notes=())
     assert list(words.troubles(found)) == []
     assert words.TIMES not in words.honesty(found)
-    assert words.TIMES in words.honesty(held)
+    assert words.MEDIANS in words.honesty(held)
+    assert words.MEDIANS not in words.honesty(dataclasses.replace(held, refused="boom"))
     other = (arms[0], dataclasses.replace(arms[1], refused="no memory"))
     assert list(words.troubles(dataclasses.replace(found, arms=other))) == [
         f"{arms[1].name} was not measured: no memory."
@@ -517,6 +610,55 @@ def test_the_stretch_holds_a_typical_gap_with_what_is_around_it() -> None:
     assert [gap.duration_ns for gap in few.gaps] == [12]
     dense = timelines([Kernel(at, at + 10, "k", launch=1) for at in range(0, 100, 10)], [(0, 100)])
     assert drawing.typical_stretch(summarised(dense, "kineto")) is None
+
+
+def test_outliers_do_not_crush_the_dots_and_are_counted() -> None:
+    pytest.importorskip("matplotlib")
+    held = believe.host_only()
+    wall = tuple(range(20_000_000, 22_400_000, 10_000))
+    calm = Samples(block=(0,) * len(wall), wall_ns=wall, launch_ns=wall)
+    even = dataclasses.replace(held, arms=tuple(dataclasses.replace(arm, samples=calm) for arm in held.arms))
+    assert "lie beyond" not in page.html(even)
+    jumped = dataclasses.replace(calm, wall_ns=(*wall[:-1], 900_000_000))
+    low, high = drawing.reach([jumped.wall_ns], [21.2e6], logarithmic=False)
+    assert 19.7e6 < low < 20e6
+    assert 22.4e6 < high < 22.8e6
+    shown = page.html(dataclasses.replace(even, arms=(dataclasses.replace(even.arms[0], samples=jumped), even.arms[1])))
+    assert "1 of 480 calls lie beyond the axis" in shown
+    low, high = drawing.reach([[10] * 50 + [1000] * 50, [10**9]], [10, 10**6], logarithmic=True)
+    assert 1 < low < 10
+    assert high > 10**9
+    assert drawing.reach([[7]], [7], logarithmic=False) == (7, 7)
+
+
+def test_curves_have_the_unit_of_their_values() -> None:
+    pytest.importorskip("matplotlib")
+    swept = believe.swept((1, 8), kernels=20)
+    assert "wall time of a call, ms" in plots.curves(swept, "a")
+    short = Samples(block=(0, 1), wall_ns=(12_300, 12_300), launch_ns=(12_300, 12_300))
+    points = tuple(
+        point._replace(
+            comparison=dataclasses.replace(
+                point.comparison,
+                arms=tuple(dataclasses.replace(arm, samples=short) for arm in point.comparison.arms),
+            )
+        )
+        for point in swept.points
+    )
+    drawn = plots.curves(dataclasses.replace(swept, points=points), "a")
+    assert "wall time of a call, µs" in drawn
+    assert "1 12.3 µs, 8 12.3 µs" in drawn
+
+
+def test_the_table_of_a_sweep_can_be_stacked_on_a_small_screen() -> None:
+    pytest.importorskip("matplotlib")
+    made = page.html(believe.swept((1, 8), kernels=20))
+    table_ = made[made.index('<table class="stacked">') :]
+    table_ = table_[: table_.index("</table>")]
+    names = re.findall(r'data-name="([^"]*)"', table_)
+    assert names[: len(words.SWEPT) + 2] == ["batch", "arm", *words.SWEPT]
+    assert table_.count("<td ") == table_.count("<td")
+    assert "content: attr(data-name)" in made
 
 
 def test_samples_may_be_few_and_equal() -> None:

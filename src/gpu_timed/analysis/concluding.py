@@ -67,11 +67,11 @@ def _why_not(arm: Arm, baseline: Arm, *, draws: bool, compared: bool) -> str:
     if arm.refused:
         return arm.refused
     for one in (arm, baseline):
+        if one.strayed:
+            return f"{'' if one is arm else one.name + ': '}{one.strayed}"
         if not one.honoured:
             whose = "it" if one is arm else one.name
             return f"{whose} was asked to run as {one.mode} and ran as {one.ran}: {one.reason or 'nobody knows why'}"
-        if one.strayed:
-            return f"{'' if one is arm else one.name + ': '}{one.strayed}"
     if compared and not isinstance(baseline.agreement, Missing) and not baseline.agreement.equal:
         return f"the outputs of {baseline.name} did not stay the same: {baseline.agreement.text}"
     if compared and not isinstance(arm.agreement, Missing) and not arm.agreement.equal:

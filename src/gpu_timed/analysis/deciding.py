@@ -4,7 +4,8 @@ A difference of less than :data:`REGION` is none: nobody chooses a mode for it, 
 as much. With the interval of the ratio:
 
 ``same``       it lies wholly within that region
-``slower``     it lies wholly above 1, and the ratio itself beyond the region; ``faster`` likewise below
+``slower``     it lies wholly above 1, and the ratio itself beyond the region; ``faster`` likewise below. One that is
+               wider than :data:`WIDE` must lie beyond that factor as a whole
 ``ambiguous``  anything else: there is a reason, and a guess how many blocks would tell
 
 Looking at the figures again and again until they please errs more often than any single look. So the looks are few and
@@ -19,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gpu_timed.analysis.ratios import FEWEST, Interval, interval
-from gpu_timed.arms import Word
+from gpu_timed.arms import WIDE, Word
 
 LEVEL: Final = 0.95
 """How often all looks together are right about one arm."""
@@ -31,9 +32,14 @@ FIRST_LOOK: Final = 12
 """Blocks before the first look."""
 MOST_LOOKS: Final = 6
 MOST_BLOCKS: Final = 2_000
-_BEYOND_DOUBT: Final = 10 * REGION
-"""Where arms differ by more than this, half the precision will do."""
+BEYOND_DOUBT: Final = 10 * REGION
+"""Where arms differ by more than this, an interval that is :data:`CLEAR` times as wide will do."""
+CLEAR: Final = 2
 _NEAREST: Final = REGION / 10
+_GUESSABLE: Final = 0.2
+"""Half-width of the interval up to which it can be guessed how many blocks would tell."""
+_MOST_MORE: Final = 100
+"""More than so many times the blocks there are is no advice."""
 
 
 class Said(NamedTuple):
@@ -54,20 +60,25 @@ def say(found: Interval | None, blocks: int, *, region: float = REGION) -> Said:
     shown = f"{_percent(found.low)} to {_percent(found.high)}"
     if found.low >= 1 / edge and found.high <= edge:
         return Said("same", f"the difference is {shown}, and up to {region:.0%} is none")
-    if found.low > 1 and found.ratio >= edge:
+    far = WIDE if found.high > WIDE * found.low else 1.0
+    if found.low > far and found.ratio >= edge:
         return Said("slower", f"it takes {_times(found)} as long")
-    if found.high < 1 and found.ratio <= 1 / edge:
+    if found.high < 1 / far and found.ratio <= 1 / edge:
         return Said("faster", f"the other takes {_times(found.inverse)} as long")
+    if far > 1:
+        return Said("ambiguous", "the times of blocks vary too much to tell")
     distance = abs(math.log(found.ratio))
     wanted = distance if distance >= math.log(edge) else math.log(edge) - distance
     grow = (found.half_width / max(_NEAREST, wanted)) ** 2
     more = math.ceil(found.blocks * max(0.0, grow - 1)) or 1
     if found.low > 1 or found.high < 1:
-        words = f"the difference is {shown}: there is one, and whether it is more than {region:.0%} cannot be told"
+        words = f"it differs by {shown}: it is not known whether that is more than {region:.0%}"
     else:
-        words = f"the difference is {shown}, which may be none and may be more than {region:.0%}"
+        words = f"it differs by {shown}: it is not known whether there is a difference of more than {region:.0%}"
     if more > MOST_BLOCKS:
         return Said("ambiguous", f"{words}; more time would hardly tell, in this noise")
+    if found.half_width > _GUESSABLE or more >= _MOST_MORE * found.blocks:
+        return Said("ambiguous", words)
     return Said("ambiguous", f"{words}; about {more} more blocks would tell", more)
 
 
@@ -139,6 +150,12 @@ class Decider:
         return all(map(self._enough, self._others))
 
     @property
+    def widest(self) -> float:
+        """The largest half-width of all intervals, as a part of the ratio; 0 where there is none."""
+        found = [self.interval(name) for name in self._others]
+        return max((one.half_width for one in found if one is not None), default=0.0)
+
+    @property
     def alone(self) -> bool:
         """Whether there is no arm beside the baseline."""
         return not self._others
@@ -151,8 +168,8 @@ class Decider:
         found = self.interval(name)
         if found is None or say(found, self.blocks).word == "ambiguous":
             return False
-        clear = abs(math.log(found.ratio)) > _BEYOND_DOUBT
-        return found.half_width <= self.precision * (2 if clear else 1)
+        clear = abs(math.log(found.ratio)) > BEYOND_DOUBT
+        return found.half_width <= self.precision * (CLEAR if clear else 1)
 
 
 def _percent(ratio: float) -> str:
@@ -160,5 +177,9 @@ def _percent(ratio: float) -> str:
 
 
 def _times(found: Interval) -> str:
+    """Return the ratio and its interval; of one that is wide the interval alone."""
+    if found.high > WIDE * found.low:
+        low, high = (f"{float(f'{one:.2g}'):g}" for one in (found.low, found.high))  # without an exponent
+        return f"{low} to {high} times"
     digits = 4 if found.high < 2 else 3  # noqa: PLR2004
     return f"{found.ratio:.{digits}g} times ({found.low:.{digits}g} to {found.high:.{digits}g})"

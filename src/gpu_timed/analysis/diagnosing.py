@@ -7,7 +7,6 @@ profiler widens gaps and no kernels. However well the same kernels are launched,
 from __future__ import annotations
 
 import math
-import statistics
 from typing import Final, NamedTuple
 
 from gpu_timed.analysis import throughput
@@ -32,7 +31,7 @@ _HARDLY: Final = 0.3
 
 
 class Typical(NamedTuple):
-    """Medians of an arm's warm calls, in nanoseconds."""
+    """Medians over blocks of an arm's warm calls, in nanoseconds."""
 
     wall_ns: int
     launch_ns: int
@@ -40,13 +39,13 @@ class Typical(NamedTuple):
 
 
 def typical(arm: Arm) -> Typical:
-    """Return the medians of the samples of *arm*, of which there must be some."""
+    """Return the medians over blocks of the samples of *arm*, of which there must be some."""
     samples = arm.samples
     device = samples.device_ns
     return Typical(
-        round(statistics.median(samples.wall_ns)),
-        round(statistics.median(samples.launch_ns)),
-        device if isinstance(device, Missing) else round(statistics.median(device)),
+        round(samples.typical(samples.wall_ns)),
+        round(samples.typical(samples.launch_ns)),
+        device if isinstance(device, Missing) else round(samples.typical(device)),
     )
 
 

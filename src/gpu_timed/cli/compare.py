@@ -100,6 +100,8 @@ def prepare(
     }
     if args_from is not None:
         options["args"] = _maker(args_from, swept, errors)
+    else:
+        _check_need_none(found)
     what = found if len(found) > 1 else next(iter(found.values()))
     return Asked(what=what, options=options, json=json, html=html)
 
@@ -149,6 +151,20 @@ def _one(text: str, option: str, errors: Console) -> Callable[..., Any]:
     if len(parsed) != 1:
         raise ConfigurationError(f"{option} {text!r}: name one function, as in module:function.")
     return _found(parsed[0], option, errors)
+
+
+def _check_need_none(found: Mapping[str, Callable[..., Any]]) -> None:
+    """Refuse what takes arguments where nothing makes them."""
+    for text, function in found.items():
+        try:
+            inspect.signature(function).bind()
+        except ValueError:  # it has no signature that can be known
+            continue
+        except TypeError as error:
+            raise ConfigurationError(
+                f"target {text!r} needs arguments ({error}): name what makes them, as in --args-from module:function, "
+                "which returns them as a tuple."
+            ) from None
 
 
 def _maker(text: str, swept: Mapping[str, Any] | None, errors: Console) -> Callable[..., Any]:

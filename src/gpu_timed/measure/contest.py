@@ -14,6 +14,7 @@ from typing import Any, Final
 from gpu_timed.analysis.concluding import conclude
 from gpu_timed.analysis.deciding import LEVEL, PRECISION, Decider
 from gpu_timed.analysis.diagnosing import break_even, diagnose, same_kernels_as_graph
+from gpu_timed.analysis.spread import unsteady
 from gpu_timed.arms import NOT_PROFILED, NOT_RUN, Agreement, Arm, BreakEven, ColdPhase, Comparison, not_measured
 from gpu_timed.ledger import Ledger
 from gpu_timed.measure import outputs, seeds, step_profile
@@ -110,7 +111,7 @@ class Contest:
         self._decider: Decider | None = None
         self._stopped = ""
         self._load: float | Missing = NOT_SET
-        self._spent_ns = 0
+        self._spent_ns = self._first_ns = self._blocks_ns = 0
 
     def run(self) -> None:
         """Time all of them. Of what the arms raise nothing comes out but what is no Exception."""
@@ -118,6 +119,7 @@ class Contest:
         if self._tools.ledger.snapshot().get(PROFILED):
             self._notes.append(_SLOWED)
         self._admit()
+        self._first_ns = self._watch.host.now_ns() - began
         states = States(self._watch.device_uuid)
         try:
             if not self._base.failed:
@@ -171,12 +173,18 @@ class Contest:
             },
             refused=base.refused,
             environment=environment(watch, arms, self._load),
-            notes=(*self._notes, *([_ALONE] if measured else [])),
+            notes=(
+                *self._notes,
+                *unsteady(arms, self._load, on_cpu=watch.clock == "host" and "torch" in sys.modules),
+                *([_ALONE] if measured else []),
+            ),
             seed=plan.seed,
             blocks=0 if decider is None else decider.blocks,
             calls_per_turn={lane.name: lane.calls for lane in self._lanes if lane.took},
             stopped=self._stopped,
             seconds=self._spent_ns / 1e9,
+            first_calls_s=self._first_ns / 1e9,
+            blocks_s=self._blocks_ns / 1e9,
         )
 
     # -- who takes part -------------------------------------------------------------------------------
@@ -223,7 +231,7 @@ class Contest:
         if ran.mode == EAGER.name and contestant.mode not in (EAGER.name, "as_given"):
             return f"it ran as {ran.mode}: {ran.reason or 'nobody knows why'}"
         if plan.by_device and isinstance(device := self._time(contestant).device_ns, Missing):
-            return f"there is no device time to compare by ({device.detail or device.reason})"
+            return f"there is no device time to compare by ({device.detail or device.reason}): use by='wall'"
         self._agree(lane)
         return ""
 
@@ -333,6 +341,7 @@ class Contest:
             self._progress(_FIRST + int((TIMED - 1 - _FIRST) * part), PARTS, f"block {blocks}")
 
         stopped = run(self._running, course, decider, self._chance, until_ns=until, progress=tell)
+        self._blocks_ns = watch.host.now_ns() - began
         for lane in self._running:
             try:
                 self._agree(lane)  # a graph that was left behind by what it depends on gives something else by now

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpu_timed.analysis.deciding import Decider
-from gpu_timed.arms import Samples, Turn
+from gpu_timed.analysis.deciding import BEYOND_DOUBT, CLEAR, Decider
+from gpu_timed.arms import Samples, Turn, counted
 from gpu_timed.measure.contestant import Arguments, Contestant
 from gpu_timed.measure.stopwatch import Stopwatch, Took
 from gpu_timed.measure.turns import (
@@ -157,10 +157,13 @@ def run(
 
 def _words(decider: Decider) -> str:
     if decider.alone:
-        return f"{decider.baseline} was the only one left, and needs no more than {decider.blocks} blocks"
+        return f"{decider.baseline} was the only one left, and needs no more than {counted(decider.blocks, 'block')}"
     if decider.precise:
-        return f"every interval was narrower than ±{decider.precision:.1%}"
-    return f"there was time for {decider.blocks} blocks"
+        enough = f"±{decider.precision:.1%}"
+        if decider.widest > decider.precision:  # of arms that are far apart
+            enough += f", or ±{CLEAR * decider.precision:.1%} of arms that differ by more than {BEYOND_DOUBT:.0%}"
+        return f"every interval was narrower than {enough}"
+    return f"there was time for {counted(decider.blocks, 'block')}"
 
 
 def _block(running: Sequence[Lane], course: Course, chance: random.Random, block: int) -> dict[str, float] | None:

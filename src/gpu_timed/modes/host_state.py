@@ -21,6 +21,8 @@ _MOST_PARTS: Final = 4_096
 _NOT_STATE: Final = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _INSIDE: Final = frozenset({"_modules", "_parameters", "_buffers"})
 _OURS: Final = "_gpu_timed_"
+_FOREIGN: Final = frozenset({"builtins", "torch", "numpy", "gpu_timed", "triton", "numba", "cupy", "jax"})
+"""Classes whose attributes are nobody's counters."""
 _NEAR: Final = 1
 _MOST_GUARDS: Final = 256
 """Plain values that are looked at before each replay, the nearest ones: some 80 ns each."""
@@ -122,9 +124,18 @@ class Snapshot:
             return
         for name, cell in zip(inside.__code__.co_freevars, inside.__closure__ or (), strict=False):
             self._note(name, cell, _CELL)
+            self._class(name, _get(cell, _CELL))
         for name in inside.__code__.co_names:
             if name in inside.__globals__:
                 self._note("", inside.__globals__, name)
+                self._class(name, inside.__globals__[name])
+
+    def _class(self, name: str, value: Any) -> None:
+        """Note the plain values of a class that is named: a counter may stand there. They are no guards."""
+        if isinstance(value, type) and value.__module__.partition(".")[0] not in _FOREIGN:
+            for key in list(vars(value)):
+                if not key.startswith("__"):
+                    self._note(name, vars(value), key, _NEAR + 1)
 
     def _note(self, name: str, holder: Any, key: Any, depth: int = 0) -> None:
         value = _get(holder, key)

@@ -38,7 +38,10 @@ _THREAD: Final = (
 )
 
 
-UNCOMPILED: Final = "torch ran it uncompiled: the recompile limit, a stance or a switch"
+UNCOMPILED: Final = (
+    "torch ran it uncompiled: the recompile limit (say a value that it reads on the host changes from call to call, or "
+    "shapes do), a stance or a switch"
+)
 
 ToText = Callable[[BaseException], str]
 

@@ -13,6 +13,8 @@ AROUND: Final = (4, 6)
 """Kernels before and after the gap that a stretch is chosen for, on a wide page."""
 AROUND_NARROW: Final = (2, 2)
 _MOST_LANES: Final = 4
+_BEYOND: Final = 0.01
+_MARGIN: Final = 0.08
 
 
 class Stretch(NamedTuple):
@@ -46,6 +48,23 @@ def quantile(values: Sequence[int], part: float) -> float:
     low = int(at)
     high = min(low + 1, len(held) - 1)
     return held[low] + (held[high] - held[low]) * (at - low)
+
+
+def reach(arms: Sequence[Sequence[int]], medians: Sequence[float], *, logarithmic: bool) -> tuple[float, float]:
+    """Return where an axis begins and ends that outliers do not crush: the 1st to the 99th percentile of every arm.
+
+    With :data:`_MARGIN` of its length at either end, so that what is hardly beyond is drawn. Begin and end are the same
+    where all of it is one point.
+
+    Raises:
+        ValueError: There are no arms.
+    """
+    low = min(*medians, *(quantile(values, _BEYOND) for values in arms))
+    high = max(*medians, *(quantile(values, 1 - _BEYOND) for values in arms))
+    if logarithmic and low > 0:
+        margin = (high / low) ** _MARGIN
+        return low / margin, high * margin
+    return low - _MARGIN * (high - low), high + _MARGIN * (high - low)
 
 
 def busy_shares(step: StepTimeline, until_ns: int, bins: int) -> list[float]:

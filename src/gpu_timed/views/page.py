@@ -6,7 +6,7 @@ It fetches nothing, runs no script, and what a user named is escaped wherever it
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -22,7 +22,8 @@ from gpu_timed.views import drawing, plots, words
 _CLASSES: Final = {"faster": "faster", "slower": "slower", "same": "same", "ambiguous": "open", None: "open"}
 _DISTRIBUTION: Final = (
     "Each dot is a warm call (of more than {most} of an arm, {most} drawn, evenly by rank). The bar goes from the 5th "
-    "to the 95th percentile, the line is the median."
+    "to the 95th percentile of all of them, the line is the median over blocks. The axis holds the 1st to the 99th "
+    "percentile of every arm."
 )
 _STEPS: Final = (
     "The median one of the profiled steps. The height is the share of each slice of the time (1/220 of the axis, 1/90 "
@@ -73,9 +74,14 @@ def html(found: Comparison) -> str:
 
 
 def _swept(found: Comparison) -> Iterator[str]:
+    everywhere = words.everywhere(found)
+    if everywhere:
+        yield f"<h3>At every {escape(found.sweep)}</h3>"
+    for text in everywhere:
+        yield f'<div class="answer open"><p>{escape(text)}</p></div>'
     for point in found.points:
         yield f"<h3>{escape(found.sweep)} = {escape(str(point.value))}</h3>"
-        yield from _answer(point.comparison)
+        yield from _answer(point.comparison, everywhere)
     if "curves" in plots.drawable(found):
         yield f"<h2>Over {escape(found.sweep)}</h2>"
         yield _figure(plots.curves(found, "curves"), _CURVES)
@@ -94,13 +100,16 @@ def _single(found: Comparison, name: str) -> Iterator[str]:
     yield from _evidence(found, name)
 
 
-def _answer(found: Comparison) -> Iterator[str]:
-    if found.refused:
+def _answer(found: Comparison, said: Sequence[str] = ()) -> Iterator[str]:
+    """Say what was found, but for what has been *said*."""
+    if found.refused and words.headline(found)[0] not in said:
         yield f'<div class="answer open"><p>{escape(words.headline(found)[0])}</p></div>'
     for verdict, text in () if found.refused else zip(found.verdicts, words.headline(found), strict=True):
-        yield f'<div class="answer {_CLASSES[verdict.word]}"><p>{escape(text)}</p></div>'
+        if text not in said:
+            yield f'<div class="answer {_CLASSES[verdict.word]}"><p>{escape(text)}</p></div>'
     for text in words.troubles(found):
-        yield f'<p class="trouble">{escape(text)}</p>'
+        if text not in said:
+            yield f'<p class="trouble">{escape(text)}</p>'
 
 
 def _why(limits: Iterable[tuple[str, Iterable[str]]]) -> Iterator[str]:
@@ -117,14 +126,16 @@ def _evidence(found: Comparison, name: str) -> Iterator[str]:
         yield _figure(plots.distribution(found, f"{name}-d"), _DISTRIBUTION.format(most=drawing.MOST_DOTS))
     if "steps" in drawable:
         yield "<h2>What the device does in a step</h2>"
-        walls = "; ".join(f"{arm.name} {words.middle(arm.samples.wall_ns)}" for arm in found.arms if len(arm.samples))
+        walls = "; ".join(
+            f"{arm.name} {words.middle(arm.samples, arm.samples.wall_ns)}" for arm in found.arms if len(arm.samples)
+        )
         yield _figure(plots.steps(found, f"{name}-t"), f"{_STEPS} (wall: {walls}).")
     if "stretches" in drawable:
         yield "<h2>A typical stretch of it</h2>"
         yield _figure(plots.stretches(found, f"{name}-s"), _STRETCHES)
     others = list(words.limits(found))[1:]
     if others:
-        yield f"<h2>What limits the {'others' if len(others) > 1 else 'other'}</h2>"
+        yield f"<h2>What limits the other {'arms' if len(others) > 1 else 'arm'}</h2>"
         yield from _why(others)
     if found.arms and not found.refused:
         yield "<h2>The figures</h2>"
@@ -150,11 +161,15 @@ def _table(found: Comparison) -> Iterator[str]:
 
 
 def _sweep_table(found: Comparison) -> Iterator[str]:
-    yield '<div class="scroll"><table><thead><tr>'
-    yield "".join(f'<th scope="col">{escape(name)}</th>' for name in (found.sweep, "arm", *words.SWEPT))
+    names = ("arm", *words.swept_names(found))
+    yield '<div class="scroll"><table class="stacked"><thead><tr>'
+    yield "".join(f'<th scope="col">{escape(name)}</th>' for name in (found.sweep, *names))
     yield "</tr></thead><tbody>"
     for value, arm, cells in words.swept(found):
-        yield f'<tr><th scope="row">{escape(value)}</th>' + _cells((arm, *cells))
+        yield f'<tr><th scope="row" data-name="{escape(found.sweep)}">{escape(value)}</th>'
+        for name, text in zip(names, (arm, *cells), strict=True):
+            yield f'<td data-name="{escape(name)}">{escape(text)}</td>'
+        yield "</tr>"
     yield "</tbody></table></div>"
 
 

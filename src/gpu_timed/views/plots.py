@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from html import escape
-from statistics import median
 from typing import Any, Final
 
 from gpu_timed.arms import Arm, Comparison
@@ -83,18 +82,21 @@ def distribution(found: Comparison, name: str) -> str:
     """Return how the wall times of each arm are spread. *name* is unique in the page."""
     arms = [arm for arm in found.arms if len(arm.samples)]
     colors = _colors(found)
-    medians = [median(arm.samples.wall_ns) for arm in arms]
+    medians = [arm.samples.typical(arm.samples.wall_ns) for arm in arms]
     logarithmic = max(medians) > _LOG_FROM * min(medians)
     scale, unit = _unit(min(medians))
+    first, last = drawing.reach([arm.samples.wall_ns for arm in arms], medians, logarithmic=logarithmic)
+    beyond = sum(not first <= one <= last for arm in arms for one in arm.samples.wall_ns)
 
     def draw(figure: Any, narrow: bool) -> None:  # noqa: FBT001
         axes = figure.subplots()
         for row, arm in enumerate(arms):
             color = colors[arm.name]
-            dots = drawing.thinned(arm.samples.wall_ns)
+            dots = drawing.thinned([one for one in arm.samples.wall_ns if first <= one <= last])
             heights = [row + 0.5 * ((_JITTER * index) % 1) - 0.25 for index in range(len(dots))]
             axes.plot([one / scale for one in dots], heights, ".", color=color, alpha=0.35, markersize=4, mew=0)
-            low, middle, high = (drawing.quantile(arm.samples.wall_ns, part) / scale for part in (0.05, 0.5, 0.95))
+            low, high = (drawing.quantile(arm.samples.wall_ns, part) / scale for part in (0.05, 0.95))
+            middle = medians[row] / scale
             axes.plot([low, high], [row, row], color=color, linewidth=5, solid_capstyle="butt", alpha=0.8)
             axes.plot([middle, middle], [row - 0.3, row + 0.3], color=INK, linewidth=1.6)
             axes.annotate(
@@ -103,11 +105,16 @@ def distribution(found: Comparison, name: str) -> str:
         if logarithmic:
             axes.set_xscale("log")
             _plain_ticks(axes.xaxis)
-        axes.margins(x=0.08)
+        if first < last:
+            axes.set_xlim(first / scale, last / scale)
         axes.set_ylim(len(arms) - 0.5, -0.75)  # the first on top
         axes.set_yticks(range(len(arms)), [_short(arm.name, narrow) for arm in arms])
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel(f"wall time of a call, {unit}" + (" (logarithmic)" if logarithmic else ""))
+        label = f"wall time of a call, {unit}" + (" (logarithmic)" if logarithmic else "")
+        if beyond:
+            total = sum(len(arm.samples) for arm in arms)
+            label += f"{chr(10) if narrow else '; '}{beyond:,} of {total:,} calls lie beyond the axis"
+        axes.set_xlabel(label)
         axes.grid(visible=True, axis="x")
 
     said = "; ".join(f"{arm.name} {words.duration(held)}" for arm, held in zip(arms, medians, strict=True))
@@ -173,13 +180,16 @@ def curves(found: Comparison, name: str) -> str:
     ratios: dict[str, list[float]] = {arm: [] for arm in colors}
     for point in found.points:
         for arm in colors:
-            times[arm].append(_median_ms(point.comparison, arm))
+            times[arm].append(_median_ns(point.comparison, arm))
             ratios[arm].append(_busy_percent(point.comparison, arm))
+    known_times = [height for heights in times.values() for height in heights if not math.isnan(height)]
+    scale, unit = _unit(min(known_times, default=1e6))
+    times = {arm: [height / scale for height in heights] for arm, heights in times.items()}
     known = not all(math.isnan(height) for heights in ratios.values() for height in heights)
     spread = numeric and min(places) > 0 and max(places) > _LOG_FROM * min(places)
 
     def draw(figure: Any, narrow: bool) -> None:  # noqa: FBT001
-        shown = [(times, "wall time of a call, ms"), (ratios, "busy ratio, %")][: 2 if known else 1]
+        shown = [(times, f"wall time of a call, {unit}"), (ratios, "busy ratio, %")][: 2 if known else 1]
         grid = figure.subplots(*((len(shown), 1) if narrow else (1, len(shown))), squeeze=False)
         for axes, (lines, title) in zip(grid.flat, shown, strict=True):
             for arm, heights in lines.items():
@@ -196,7 +206,7 @@ def curves(found: Comparison, name: str) -> str:
         grid.flat[0].legend(frameon=False, loc="best", labelcolor=INK)
 
     said = "; ".join(
-        f"{arm}: " + ", ".join(f"{value} {held:.3g} ms" for value, held in zip(values, heights, strict=True))
+        f"{arm}: " + ", ".join(f"{value} {held:.4g} {unit}" for value, held in zip(values, heights, strict=True))
         for arm, heights in times.items()
         if not any(map(math.isnan, heights))
     )
@@ -312,9 +322,9 @@ def _spent(step: Any) -> str:
     return words.duration(step.end_ns)
 
 
-def _median_ms(found: Comparison, name: str) -> float:
-    wall = next((arm.samples.wall_ns for arm in found.arms if arm.name == name), ())
-    return median(wall) / 1e6 if wall else math.nan
+def _median_ns(found: Comparison, name: str) -> float:
+    held = next((arm.samples for arm in found.arms if arm.name == name and len(arm.samples)), None)
+    return math.nan if held is None else held.typical(held.wall_ns)
 
 
 def _busy_percent(found: Comparison, name: str) -> float:

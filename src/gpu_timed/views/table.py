@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Final
 
 from rich import box
@@ -53,13 +54,16 @@ def _show(console: Console, found: Comparison) -> None:
         _line(console, Text(f"{name}: {value}", "dim"), indent=2)
 
 
-def _answer(console: Console, found: Comparison) -> None:
-    if found.refused:
+def _answer(console: Console, found: Comparison, said: Sequence[str] = ()) -> None:
+    """Print what was found, but for what has been *said*."""
+    if found.refused and words.headline(found)[0] not in said:
         _line(console, Text(words.headline(found)[0], "bold yellow"))
     for verdict, sentence in () if found.refused else zip(found.verdicts, words.headline(found), strict=True):
-        _line(console, Text(sentence, _style(verdict)))
+        if sentence not in said:
+            _line(console, Text(sentence, _style(verdict)))
     for sentence in words.troubles(found):
-        _line(console, Text(sentence, "yellow"), indent=2)
+        if sentence not in said:
+            _line(console, Text(sentence, "yellow"), indent=2)
     for heading, sentences in words.limits(found):
         _line(console, Text(heading, "bold"), indent=2)
         for sentence in sentences:
@@ -82,16 +86,21 @@ def _swept(console: Console, found: Comparison) -> None:
     longest = max(len(arm.name) for point in found.points for arm in point.comparison.arms)
     table.add_column(Text(found.sweep))
     table.add_column(Text("arm"), min_width=min(longest, _NAME_COLUMNS), overflow="fold")
-    for name in words.SWEPT:
+    for name in words.swept_names(found):
         table.add_column(Text(name), justify="right")
     before = None
     for value, arm, cells in words.swept(found):
         table.add_row("" if value == before else Text(value), Text(arm), *map(Text, cells))
         before = value
     console.print(table)
+    everywhere = words.everywhere(found)
+    if everywhere:
+        _line(console, Text(f"\nAt every {found.sweep}", "bold"))
+    for sentence in everywhere:
+        _line(console, Text(sentence, "yellow"))
     for point in found.points:
         _line(console, Text(f"\n{found.sweep} = {point.value}", "bold"))
-        _answer(console, point.comparison)
+        _answer(console, point.comparison, everywhere)
 
 
 def _where(found: Comparison) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from statistics import median
 from typing import Final, NamedTuple
 
-from gpu_timed.arms import NOT_PROFILED, Arm, Comparison, Diagnosis, Verdict, not_measured
+from gpu_timed.arms import NOT_PROFILED, Arm, Comparison, Diagnosis, Samples, Verdict, counted, not_measured
 from gpu_timed.record import Missing
 from gpu_timed.step_timeline import ProfiledSteps, spoken
 
@@ -21,9 +20,13 @@ GAPS: Final = (
 )
 TIMES: Final = (
     "Wall: from the call until the device had done it. Launch: until the call returned. Device: between two marks on "
-    "the device around the call, gaps included. Medians of warm calls; first calls are apart, under one-off. Ratios "
-    "are of arms in the same block, so that what drifts falls out: they need not be those of the medians."
+    "the device around the call, gaps included."
 )
+MEDIANS: Final = (
+    "Times are of warm calls: the median over blocks of the median of each; first calls are apart, under one-off. "
+    "Ratios are of arms in the same block, so that what drifts falls out: they need not be those of the medians."
+)
+NO_DEVICE: Final = "No device time was measured ({}): times are the wall's, and what limits is not known."
 SWEPT: Final = ("wall", "busy", "busy ratio", "typical gap", "verdict", "time of baseline")
 """Rows that a sweep is shown by."""
 _ROUNDED: Final = 0.9995
@@ -114,13 +117,13 @@ def _in_place(found: Comparison, verdict: Verdict) -> str:
     """Return the medians of both arms."""
     arms = {arm.name: arm.samples for arm in found.arms}
     both = [
-        samples.device_ns if verdict.quantity == "device" else samples.wall_ns
+        middle(samples, samples.device_ns if verdict.quantity == "device" else samples.wall_ns)
         for name in (verdict.arm, verdict.against)
         if (samples := arms.get(name)) is not None and len(samples)
     ]
-    if len(both) < 2 or any(isinstance(times, Missing) for times in both):  # noqa: PLR2004
+    if len(both) < 2 or any(text.startswith(NONE) for text in both) or verdict.wide:  # noqa: PLR2004
         return ""
-    return f"{middle(both[0])} in place of {middle(both[1])}; "
+    return f"{both[0]} in place of {both[1]}; "
 
 
 def rows(found: Comparison) -> Iterator[Row]:
@@ -142,7 +145,7 @@ def rows(found: Comparison) -> Iterator[Row]:
         held = verdicts.get(arm.name)
         if arm.name == found.baseline:
             return "1"
-        return NONE if held is None or isinstance(held.ratio, Missing) else _ratio(held)
+        return NONE if held is None or held.word is None else _ratio(held)  # of other work a ratio says nothing
 
     def profile(show: Callable[[ProfiledSteps], str]) -> Callable[[Arm], str]:
         return lambda arm: reason(arm.timeline) if isinstance(arm.timeline, Missing) else show(arm.timeline)
@@ -159,12 +162,18 @@ def rows(found: Comparison) -> Iterator[Row]:
     yield from each("ran as", ran, "The mode that ran, where it is another than the one asked for.")
     yield from each("verdict", verdict)
     yield from each("time of baseline", ratio, "Wall time as a part of the baseline's, with its interval.")
-    yield from each("wall", lambda arm: middle(arm.samples.wall_ns), "From the call until the device had done it.")
-    yield from each("launch", lambda arm: middle(arm.samples.launch_ns), "From the call to its return.")
-    yield from each("device", lambda arm: middle(arm.samples.device_ns), "Between two marks; gaps included.")
+    yield from each(
+        "wall", lambda arm: middle(arm.samples, arm.samples.wall_ns), "From the call until the device had done it."
+    )
+    if not without_device(found):  # where the call returns when all is done
+        yield from each("launch", lambda arm: middle(arm.samples, arm.samples.launch_ns), "From call to return.")
+    yield from each(
+        "device", lambda arm: middle(arm.samples, arm.samples.device_ns), "Between two marks; gaps included."
+    )
     yield from each("busy", profile(lambda seen: duration(seen.busy_ns)), "At least one kernel or copy ran.")
     yield from each("busy ratio", diagnosed(lambda held: share(held.busy_ratio)), "Busy (profiled) / wall (not).")
-    yield from each("bound", diagnosed(lambda held: BOUNDS[held.bound].removeprefix("what limits is ")))
+    if not without_device(found):
+        yield from each("bound", diagnosed(lambda held: BOUNDS[held.bound].removeprefix("what limits is ")))
     yield from each("kernels a call", profile(lambda seen: number(seen.kernels)))
     yield from each("launches a call", profile(lambda seen: number(seen.launches)), "Calls that gave the device work.")
     yield from each("gaps a call", profile(lambda seen: number(seen.gap_count)), "Times in which nothing ran.")
@@ -180,12 +189,34 @@ def rows(found: Comparison) -> Iterator[Row]:
     yield from each("samples", lambda arm: number(len(arm.samples)) if len(arm.samples) else NONE)
 
 
+def swept_names(found: Comparison) -> tuple[str, ...]:
+    """Return those of :data:`SWEPT` that some arm has at some value."""
+    held = {row.name for point in found.points for row in rows(point.comparison)}
+    return tuple(name for name in SWEPT if name in held)
+
+
 def swept(found: Comparison) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Return the value, the arm and the cells of :data:`SWEPT` for each arm at each value of a sweep."""
+    """Return the value, the arm and the cells of :func:`swept_names` for each arm at each value of a sweep."""
+    names = swept_names(found)
     for point in found.points:
         held = {row.name: row.cells for row in rows(point.comparison)}
         for index, arm in enumerate(point.comparison.arms):
-            yield str(point.value), arm.name, tuple(held[name][index] if name in held else NONE for name in SWEPT)
+            yield str(point.value), arm.name, tuple(held[name][index] if name in held else NONE for name in names)
+
+
+def everywhere(found: Comparison) -> tuple[str, ...]:
+    """Return what is said at each of several values of a sweep alike, and is not worth saying again."""
+    said = [[*headline(point.comparison), *troubles(point.comparison)] for point in found.points]
+    return tuple(one for one in said[0] if all(one in each for each in said[1:])) if len(said) > 1 else ()
+
+
+def without_device(found: Comparison) -> str:
+    """Return why no arm has device time, where none has any and some were measured; else nothing."""
+    absent = [arm.samples.device_ns for arm in found.arms if len(arm.samples)]
+    if not absent or not all(isinstance(one, Missing) for one in absent):
+        return ""
+    first = absent[0]
+    return (first.detail or first.reason.replace("_", " ")) if isinstance(first, Missing) else ""
 
 
 def ran(arm: Arm) -> str:
@@ -202,7 +233,8 @@ def agreement(arm: Arm) -> str:
         return reason(held)
     if held.exact:
         return "equal to the bit"
-    differ = "" if isinstance(held.max_abs, Missing) else f" (by {held.max_abs:.2g})"
+    # Of another shape or type there is nothing to subtract.
+    differ = f" (by {held.max_abs:.2g})" if not isinstance(held.max_abs, Missing) and held.max_abs else ""
     return f"equal{differ}" if held.equal else f"differ{differ}"
 
 
@@ -217,7 +249,7 @@ def troubles(found: Comparison) -> Iterator[str]:
                 yield _stopped(f"{arm.name} was not measured: {arm.refused}")
         elif not arm.honoured and not isinstance(arm.ran, Missing) and (arm.reason.rstrip(".") or NONE) not in said:
             yield _stopped(f"{arm.name} ran as {arm.ran}: {arm.reason}")
-        if arm.strayed:
+        if arm.strayed and arm.strayed not in said:
             yield _stopped(f"{arm.name}: {arm.strayed}")
         if not isinstance(arm.agreement, Missing) and not arm.agreement.equal and arm.agreement.text not in said:
             yield _stopped(f"{arm.name}: {arm.agreement.text}")
@@ -247,20 +279,31 @@ def conditions(found: Comparison) -> Iterator[tuple[str, str]]:
     if found.blocks:
         yield (
             "measured",
-            f"{found.blocks} shuffled blocks (seed {found.seed}) in {found.seconds:.1f} s; {found.stopped}",
+            f"{counted(found.blocks, 'shuffled block')} (seed {found.seed}) in {_spent(found)}; {found.stopped}",
         )
+
+
+def _spent(found: Comparison) -> str:
+    """Return how long the blocks took, and what came before."""
+    if not found.blocks_s:
+        return f"{found.seconds:.1f} s"
+    return f"{found.blocks_s:.1f} s, after {found.first_calls_s:.1f} s of first calls"
 
 
 def honesty(found: Comparison) -> list[str]:
     """Return what is to be known about the figures."""
-    arms = [arm for one in (found, *(point.comparison for point in found.points)) for arm in one.arms]
+    each = [one for one in (found, *(point.comparison for point in found.points)) if not one.refused]
+    arms = [arm for one in each for arm in one.arms]
+    absent = [why for one in each if (why := without_device(one))]
     profiles = [arm.timeline for arm in arms if not isinstance(arm.timeline, Missing)]
     missing = {
         arm.timeline.detail or arm.timeline.reason.replace("_", " ")
         for arm in arms
-        if isinstance(arm.timeline, Missing) and arm.timeline != NOT_PROFILED
+        if isinstance(arm.timeline, Missing) and arm.timeline != NOT_PROFILED and not absent
     }
-    said = [TIMES] if any(len(arm.samples) for arm in arms) else []
+    measured = any(len(arm.samples) for arm in arms)
+    said = [NO_DEVICE.format(why) for why in absent]
+    said += [*([] if absent else [TIMES]), MEDIANS] if measured else []
     if profiles:
         said += [BUSY, GAPS]
     said += [_stopped(f"No kernel records of some arms, so no busy time nor gaps: {text}") for text in sorted(missing)]
@@ -271,7 +314,7 @@ def honesty(found: Comparison) -> list[str]:
 
 def limits(found: Comparison) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Return what limits each arm, as a heading and sentences, the baseline's first; what all have in common, once."""
-    held = found.diagnoses
+    held = found.diagnoses if not without_device(found) else {}  # of which nothing is known that would be news
     same = {(one.bound, one.sentences) for one in held.values()}
     if len(same) == 1 and len(held) > 1:
         ((bound, sentences),) = same
@@ -281,11 +324,11 @@ def limits(found: Comparison) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield f"{name}: {BOUNDS[held[name].bound]}", held[name].sentences
 
 
-def middle(values: tuple[int, ...] | Missing) -> str:
-    """Return the median of some times."""
+def middle(samples: Samples, values: tuple[int, ...] | Missing) -> str:
+    """Return the median over blocks of *values*, which are some of the times of *samples*."""
     if isinstance(values, Missing):
         return reason(values)
-    return duration(median(values)) if values else NONE
+    return duration(samples.typical(values)) if values else NONE
 
 
 def _most(seen: ProfiledSteps) -> str:
@@ -302,22 +345,27 @@ def _never(calls: Missing) -> str:
 def _takes(verdict: Verdict) -> str:
     if isinstance(verdict.ratio, Missing):
         return "is not held against it"
-    said = f"takes {verdict.ratio:.4g} {_TIMES} {verdict.against}'s {verdict.quantity} time"
+    than = f"{_TIMES} {verdict.against}'s {verdict.quantity} time"
+    said = f"takes {verdict.ratio:.4g} {than}"
     if isinstance(verdict.low, Missing) or isinstance(verdict.high, Missing):
         return said
     level = f"{_PERCENT * verdict.level:g} %"
+    if verdict.wide:
+        return f"takes {_digits(verdict.low, 2)} to {_digits(verdict.high, 2)} {than} ({level} interval: it is wide)"
     return f"{said} ({level} interval {verdict.low:.4g} to {verdict.high:.4g})"
 
 
 def _ratio(verdict: Verdict) -> str:
     if isinstance(verdict.ratio, Missing) or isinstance(verdict.low, Missing) or isinstance(verdict.high, Missing):
         return NONE if isinstance(verdict.ratio, Missing) else f"{verdict.ratio:.4g}"
+    if verdict.wide:
+        return f"{_digits(verdict.low, 2)} to {_digits(verdict.high, 2)}"
     return f"{verdict.ratio:.4g} [{verdict.low:.4g}, {verdict.high:.4g}]"
 
 
 def _times(verdict: Verdict) -> str:
     """Return how many times as fast, where that is more than a little."""
-    if isinstance(verdict.ratio, Missing) or not 0 < verdict.ratio < 1 / _WORTH_TIMES:
+    if isinstance(verdict.ratio, Missing) or not 0 < verdict.ratio < 1 / _WORTH_TIMES or verdict.wide:
         return ""
     return f", {1 / verdict.ratio:.3g} {_TIMES} as fast"
 
@@ -330,3 +378,9 @@ def _three(value: float) -> str:
     """Return three digits and no exponent."""
     whole = len(str(int(abs(value))))
     return f"{value:,.{max(0, 3 - whole)}f}"
+
+
+def _digits(value: float, digits: int) -> str:
+    """Return so many digits and no exponent."""
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:g}"
