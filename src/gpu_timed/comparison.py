@@ -18,6 +18,7 @@ from gpu_timed.callables.functions import is_timed, template_for
 from gpu_timed.errors import ConfigurationError, unknown_value
 from gpu_timed.measure.contest import PARTS, TIMED, Contest, Plan, Progress, Tools
 from gpu_timed.measure.contestant import Contestant, Unsaid
+from gpu_timed.measure.interleaving import describe
 from gpu_timed.measure.stopwatch import Stopwatch
 from gpu_timed.mode_values import EAGER, Mode, mode_of
 from gpu_timed.work import COUNT, Work, check_work, one_work
@@ -134,7 +135,7 @@ def compare(
         name=made.name,
         arms=(),
         baseline=made.baseline,
-        environment=found[-1].environment,
+        environment=found[0].environment,
         seed=number,
         seconds=sum(one.seconds for one in found),
         sweep=keyword,
@@ -152,12 +153,23 @@ class _Arms:
 
 
 def _contests(made: _Arms, plans: Sequence[Callable[[], Plan]], told: Sequence[Progress]) -> list[Comparison]:
-    """Run them one after the other, and only then record kernels, after which launches are slower."""
+    """Run them one after the other, and only then record kernels, after which launches are slower.
+
+    Where the arguments of a later one cannot be made (of a sweep that outgrows the memory), the others are kept.
+    """
     tracer = current.tracer()
-    contests: list[Contest] = []
+    contests: list[Contest | Comparison] = []
     with contextlib.ExitStack() as stack:
         stack.enter_context(_quiet(tracer))
         for planned, tell in zip(plans, told, strict=True):
+            try:
+                plan = planned()
+            except Exception as error:
+                if not contests:
+                    raise
+                why = f"its arguments could not be made ({describe(error)})"
+                contests.append(Comparison(name=made.name, arms=(), baseline=made.baseline, refused=why))
+                continue
             notes = Unsaid(current.modes)
             contestants = [Contestant(name, function, mode, notes) for name, function, mode in made.held]
             for each in contestants:
@@ -169,11 +181,13 @@ def _contests(made: _Arms, plans: Sequence[Callable[[], Plan]], told: Sequence[P
                 ledger=current.ledger(),
                 alone=current.without_module_loads,
             )
-            contests.append(Contest(contestants, planned(), tools, tell))
-            contests[-1].run()
-        for contest in contests:
-            contest.record_kernels()
-        return [contest.result() for contest in contests]
+            contest = Contest(contestants, plan, tools, tell)
+            contests.append(contest)
+            contest.run()
+        for held in contests:
+            if isinstance(held, Contest):
+                held.record_kernels()
+        return [held if isinstance(held, Comparison) else held.result() for held in contests]
 
 
 def _part_of(told: Progress, index: int, count: int, name: str) -> Progress:

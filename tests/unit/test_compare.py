@@ -69,6 +69,22 @@ def test_two_functions_are_told_apart(device: FakeDevice) -> None:
     assert found.name == "old / new"
 
 
+def test_a_sweep_that_outgrows_the_memory_keeps_what_it_has(device: FakeDevice) -> None:
+    def args(x: float) -> tuple[float]:
+        if x == 2.0:
+            raise MemoryError("too much")
+        return (x,)
+
+    found = compare(kernel(device), args, modes=("eager",), sweep={"x": [1.0, 2.0, 3.0]}, budget_s=1)
+    first, second, third = (point.comparison for point in found.points)
+    assert first.arms[0].samples.wall_ns
+    assert third.arms[0].samples.wall_ns
+    assert second.refused == "its arguments could not be made (MemoryError: too much)"
+    assert "too much" in found.to_text()
+    with pytest.raises(MemoryError):
+        compare(kernel(device), args, modes=("eager",), sweep={"x": [2.0, 1.0]}, budget_s=1)
+
+
 def test_two_comparisons_at_once_take_turns_and_leave_measuring_on() -> None:
     began, other = threading.Event(), threading.Event()
 
