@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gpu_timed.mode_values import CudaGraph
-from gpu_timed.modes import host_state
+from gpu_timed.modes import host_guards, host_state
 
 STALE: Final = object()
 """In place of what a replay gives: the graph is not that of the function any more."""
@@ -36,7 +36,7 @@ class Captured:
         self.together: Callable[[list[Any]], Any] = list
         #: What is to be as it was, and whether that is to be known before a replay: it changes what outlives the call.
         #: Else it is looked at while the device works, and nobody gets to see what a stale replay gave.
-        self.guards = host_state.Guards([])
+        self.guards = host_guards.Guards([])
         self.guards_first = True
         #: Whether it is to be known before a replay that what it reads is where it was, since nobody holds it.
         self.memory_first = True
@@ -101,7 +101,7 @@ class Capturing:
             made.plan = [self._plan(leaf, static, watch) for leaf in leaves]
             made.together = values.together(spec, graph.outputs)
             snapshot = host_state.Snapshot(self._function, taken.leaves, values.is_tensor)
-            made.guards = snapshot.guards(made.keep, values.are_at)
+            made.guards = snapshot.guards(made.keep, values.are_at, values.are_as_now)
             made.guards_first = bool(watch.changed or draws or watch.streams) or not self.sees_all
             if not made.guards_first:
                 held = values.memory_behind(filter(self._device.holds, made.guards.tensors), MOST_HELD)

@@ -244,7 +244,7 @@ class Graphed(Launcher):
                     watch.will_change(tensor)
         except Exception as error:  # noqa: BLE001 - the user's function, or a fault of ours
             return _text("what it changes cannot be seen", error)
-        return before, watch
+        return before.too_much or (before, watch)
 
     def _watched(self, opened: Any, watch: Any, arguments: Any, named: Any) -> Any:
         if opened is not None:
