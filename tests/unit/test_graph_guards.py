@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +17,10 @@ from gpu_timed.testing import capture
 
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
+import torch.utils._pytree as pytree  # noqa: E402
 from make_believe_graphs import Device  # noqa: E402 - needs torch
 
-from gpu_timed.modes import host_state, torch_graphs, torch_values  # noqa: E402
+from gpu_timed.modes import graphed, host_state, torch_graphs, torch_values  # noqa: E402
 
 GRAPH = CudaGraph(warmup=1)
 
@@ -69,6 +72,7 @@ class Methods:
     def w(self): return W
     def inner(self, a): return a * SCALE * self.w * self.K
     def step(self, a): return self.inner(a)
+class Derived(Methods): pass
 class Operator:
     def __matmul__(self, a): return a * SCALE
 OPERATOR = Operator()
@@ -132,6 +136,9 @@ def user(monkeypatch: pytest.MonkeyPatch) -> User:
     monkeypatch.setitem(__import__("sys").modules, "cfg_of_the_user", cfg)
     made = types.ModuleType("of_the_user")
     exec(SOURCE, made.__dict__)
+    of_torch = types.ModuleType("torch.somewhere")
+    exec("def around(f): return lambda a: f(a)", of_torch.__dict__)
+    made.around = of_torch.around  # type: ignore[attr-defined]
     return made
 
 
@@ -146,7 +153,7 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
     chosen = Thing(way=torch.relu, parts=collections.deque([1.0]), some={1.0}, array=numpy.ones(1))
     given = functools.partial(scaled, 1.0)
     picked = Thing(function=given)
-    methods = user.Methods()
+    methods, derived = user.Methods(), user.Derived()
     user.MODEL = Inner()
 
     def put(holder: Any, name: str, value: Any) -> Callable[[], Any]:
@@ -184,6 +191,8 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
         "what a property reads": (methods.step, put(user, "W", nines())),
         "an attribute of a class": (methods.step, put(user.Methods, "K", 5.0)),
         "what hides one of a class": (methods.step, put(methods, "K", 5.0)),
+        "what hides one of a class that it inherits": (derived.step, put(user.Derived, "K", 5.0)),
+        "what a function reads that torch stands around": (user.around(user.plain), put(user, "SCALE", 5.0)),
         "what an operator reads": (user.operates, put(user, "SCALE", 5.0)),
         "what a decorated function reads": (user.without_grad, put(user, "SCALE", 5.0)),
     }
@@ -196,6 +205,7 @@ NAMES = (
     *("a helper's tensor", "a helper", "in code inside", "an attribute of a module"),
     *("in an attribute of a module", "what is imported inside", "a global model", "a default"),
     *("what forward reads", "what a method's method reads", "what a property reads", "an attribute of a class"),
+    *("what hides one of a class that it inherits", "what a function reads that torch stands around"),
     *("what hides one of a class", "what an operator reads", "what a decorated function reads"),
 )
 
@@ -259,6 +269,19 @@ def test_what_is_equal_by_value_is_no_change(graphs: Device) -> None:
         for _ in range(5):
             f(x())
     assert modes(records)[3:] == ["cuda_graph"] * 2
+
+
+def test_what_is_equal_and_another_object_is_known_at_a_glance_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Thing(size=1000.5, shape=(1, 2000))
+    guards = host_state.Snapshot(lambda: held, [], torch.is_tensor).guards()
+    asked: list[bool] = []
+    real = guards._any_other
+    monkeypatch.setattr(guards, "_any_other", lambda: (asked.append(True), real())[1])
+    held.size, held.shape = float("1000.5"), (1, int("2000"))
+    assert [guards.stale() for _ in range(3)] == [False] * 3
+    assert asked == [True]
+    held.size = 1000.0
+    assert guards.stale()
 
 
 class Unequal:
@@ -329,3 +352,266 @@ def test_another_mode_of_torch_is_no_other_shape() -> None:
     tensors[0].t_()
     assert not as_now()
     assert torch_values.are_as_now([])()
+
+
+# -- outputs that are no tensors --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("equal", [0, 2])
+@pytest.mark.parametrize(
+    "gives",
+    [
+        lambda a, n: (a * 1, n),
+        lambda a, n: (a * 1, [1, True, 1.0][n % 3]),
+        lambda a, n: (a * 1, [a * 2]) if n % 2 else (a * 1, (a * 2,)),
+        lambda a, n: {str(n % 2): a * 1},
+        lambda a, n: (a * 1, None if n % 2 else a * 2),
+        lambda a, n: [a * 1] * (1 + n % 2),
+    ],
+    ids=["number", "kind", "nesting", "names", "none", "count"],
+)
+def test_outputs_that_are_no_tensors_are_those_of_the_call(
+    graphs: Device, gives: Callable[..., Any], equal: int, compiles: bool
+) -> None:
+    """Also where the first *equal* runs give the same, and the one that is captured does not."""
+    graphs.compiles = compiles
+    hidden = itertools.count()
+    f = gpu_timed(lambda a: gives(a, max(0, next(hidden) - equal + 1)), name="f", mode=GRAPH)
+    with capture() as records:
+        for _ in range(5):
+            f(x())
+    assert modes(records) == ["eager"] * 5
+    assert graphs.captures == (1 if equal else 0)
+    assert graphs.replays == 0
+    assert any(says in records[1].mode_reason for says in ("no tensor changes", "another number of outputs"))
+
+
+def test_outputs_that_are_no_tensors_and_stay_the_same_are_no_obstacle(graphs: Device) -> None:
+    f = gpu_timed(lambda a: {"y": a * 1, "n": (float("nan"), None, "name", True)}, name="f", mode=GRAPH)
+    with capture() as records:
+        for _ in range(4):
+            found = f(x())
+    assert modes(records)[2:] == ["cuda_graph"] * 2
+    assert repr(found["n"]) == "(nan, None, 'name', True)"
+
+
+# -- arguments that share memory --------------------------------------------------------------------------
+
+STATE = torch.zeros(4)
+
+
+def changes_one(a: Any, b: Any) -> Any:
+    a.add_(1)
+    return a * b
+
+
+def changes_both(a: Any, b: Any) -> Any:
+    a.add_(1)
+    b.mul_(2)
+    return a + b
+
+
+def changes_state(a: Any, b: Any) -> Any:
+    STATE.add_(1)
+    return a * b
+
+
+def reads_state(a: Any, b: Any) -> Any:
+    a.add_(1)
+    return a * b * STATE[:2]
+
+
+def of_one(one: Any) -> tuple[Any, Any]:
+    return one[:2], one[1:3]
+
+
+def the_same(one: Any) -> tuple[Any, Any]:
+    return one[:2], one[:2]
+
+
+def of_the_state(_: Any) -> tuple[Any, Any]:
+    return STATE[1:3], x()
+
+
+@pytest.mark.parametrize("when", ["at a replay", "at the capture"])
+@pytest.mark.parametrize(
+    ("function", "makes"),
+    [
+        *((changes_one, of_one), (changes_one, the_same), (changes_both, of_one), (changes_both, the_same)),
+        *((changes_state, of_the_state), (reads_state, of_the_state)),
+    ],
+)
+def test_arguments_that_share_memory_that_is_changed_run_eagerly(
+    graphs: Device, function: Callable[..., Any], makes: Callable[[Any], tuple[Any, Any]], when: str
+) -> None:
+    f = gpu_timed(function, name="f", mode=GRAPH)
+    for _ in range(1 if when == "at the capture" else 4):
+        f(x(), x(3.0, 4.0))
+
+    def gives(called: Callable[..., Any]) -> list[Any]:
+        one = x(1.0, 2.0, 3.0, 4.0)
+        STATE.fill_(5.0)
+        return [called(*makes(one)).tolist(), one.tolist(), STATE.tolist()]
+
+    with capture() as records:
+        found = [gives(f) for _ in range(2)]
+        f(x(), x(3.0, 4.0))
+        f(x(), x(3.0, 4.0))
+    assert found == [gives(function)] * 2
+    assert modes(records) == ["eager"] * 2 + (["cuda_graph"] * 2 if when == "at a replay" else ["eager", "cuda_graph"])
+    assert "arguments share memory" in records[0].mode_reason
+    assert graphs.captures == 1
+
+
+def test_arguments_that_share_memory_that_is_only_read_are_replayed(graphs: Device) -> None:
+    """Query, key and value of one projection; and, where there is state that changes, not that."""
+    for function in (lambda a, b: a * b, changes_state):
+        f = gpu_timed(function, name="f", mode=GRAPH)
+        for _ in range(4):
+            f(x(), x(3.0, 4.0))
+        one = x(1.0, 2.0, 3.0, 4.0)
+        with capture() as records:
+            assert f(*of_one(one)).tolist() == [2.0, 6.0]
+            assert f(one[:2], one[:2]).tolist() == [1.0, 4.0]
+        assert modes(records) == ["cuda_graph"] * 2
+
+
+@pytest.mark.parametrize(
+    ("starts", "changed", "shares"),
+    [
+        ((0, 2), (True, False), False),
+        ((0, 1), (True, False), True),
+        ((1, 0), (True, False), True),
+        ((0, 1), (False, False), False),
+        ((6, 8), (False, False), True),  # into what is written
+        ((4, 0), (False, False), False),  # as far as that
+        ((10, 0), (False, False), False),  # what is only read
+        ((10, 0), (True, False), True),
+        ((0, 11), (True, False), False),
+    ],
+)
+def test_ranges(starts: tuple[int, int], changed: tuple[bool, bool], shares: bool) -> None:
+    memory = torch.zeros(16)
+    written, read = (numpy.array(memory.numpy(), copy=False)[part] for part in (slice(6, 9), slice(10, 13)))
+    like = [torch.zeros(2), torch.zeros(2)]
+    asks = torch_values.Shares(like, list(changed), [torch.from_numpy(written)], [torch.from_numpy(read)])
+    given = [memory[start : start + 2] for start in starts]
+    assert [asks(given) for _ in range(2)] == [shares] * 2
+    assert asks(like) is False
+    assert asks(given) is shares
+
+
+# -- what must not be felt --------------------------------------------------------------------------------
+
+
+class Box:
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+
+def test_no_code_of_the_user_runs_with_the_lock(graphs: Device) -> None:
+    """Nor at the comparison: what it waits for may be waiting for this."""
+    free: list[bool] = []
+    f = gpu_timed(lambda a: Box(a * 2), name="f", mode=GRAPH)
+    made = []
+    real = graphed.Graphed.__init__
+
+    def look() -> None:
+        def asks() -> None:
+            taken = [one._lock.acquire(timeout=1) for one in made]
+            free.extend(taken)
+            for one, was in zip(made, taken, strict=True):
+                if was:
+                    one._lock.release()
+
+        thread = threading.Thread(target=asks)
+        thread.start()
+        thread.join()
+
+    def flatten(box: Box) -> tuple[list[Any], None]:
+        look()
+        return [box.inside], None
+
+    def unflatten(leaves: Any, _: Any) -> Box:
+        look()
+        return Box(*leaves)
+
+    def init(self: Any, *more: Any, **named: Any) -> None:
+        made.append(self)
+        real(self, *more, **named)
+
+    pytree.register_pytree_node(Box, flatten, unflatten)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphed.Graphed, "__init__", init)
+        for _ in range(4):
+            assert f(x()).inside.tolist() == [2.0, 4.0]
+    assert graphs.replays == 3
+    assert len(made) == 1
+    assert len(free) >= 6
+    assert all(free)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_what_the_user_raises_putting_outputs_together_is_no_second_call(graphs: Device, changes: bool) -> None:
+    class Raises(Box):
+        pass
+
+    def unflatten(*_: Any) -> Any:
+        raise KeyError("mine")
+
+    state = torch.zeros(2)
+
+    def function(a: Any) -> Any:
+        if changes:
+            state.add_(1)
+        return Raises(a * 2)
+
+    pytree.register_pytree_node(Raises, lambda box: ([box.inside], None), unflatten)
+    f = gpu_timed(function, name="f", mode=GRAPH)
+    for _ in range(2):
+        f(x())
+    if changes:
+        with pytest.raises(KeyError, match="mine"):
+            f(x())
+        assert state.tolist() == [3.0, 3.0]
+    for _ in range(10):
+        assert f(x()).inside.tolist() == [2.0, 4.0]
+    assert graphs.replays == (2 if changes else 9)
+
+
+def test_a_strict_site_inside_another_ones_graph_runs_as_it_is(graphs: Device) -> None:
+    strict = CudaGraph(warmup=1, strict=True)
+    inner = gpu_timed(lambda a: a * 2, name="inner", mode=strict)
+    outer = gpu_timed(lambda a: inner(a) + 1, name="outer", mode=strict)
+    with capture() as records:
+        for _ in range(4):
+            assert outer(x()).tolist() == [3.0, 5.0]
+            inner(x())
+    assert [record.mode for record in records if record.name == "outer"][-1] == "cuda_graph"
+    assert records[-1].mode == "cuda_graph"
+
+
+def test_what_knows_calls_at_a_glance_may_fail(graphs: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_values, "alike", lambda *_: 1 / 0)
+    f = gpu_timed(lambda a: a * 2, name="f", mode=GRAPH)
+    with capture() as records:
+        for _ in range(5):
+            assert f(x()).tolist() == [2.0, 4.0]
+    assert modes(records)[2:] == ["cuda_graph"] * 3
+
+
+def test_replays_that_fail_now_and_then_are_no_reason_to_give_up(
+    graphs: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    f = gpu_timed(lambda a: a * 2, name="f", mode=GRAPH)
+    for _ in range(3):
+        f(x())
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(graphs.graphs[0], "replay", lambda: 1 / 0)
+            for _ in range(7):
+                f(x())
+        with capture() as records:
+            f(x())
+        assert modes(records) == ["cuda_graph"]
