@@ -228,6 +228,25 @@ def test_every_place_is_looked_at(user: User) -> None:
     assert set(NAMES) == set(places(user))
 
 
+def test_functions_of_torch_are_looked_at_where_they_stand(graphs: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention by another library, say, put in the place of torch's."""
+    layer = torch.nn.Linear(2, 2)
+    changes = (
+        (lambda a: torch.nn.functional.relu(a) * 1, torch.nn.functional, "relu", torch.sin),
+        (lambda a: torch.cos(a) * 1, torch, "cos", torch.sin),
+        (layer, torch.nn.Linear, "forward", lambda _, a: torch.sin(a)),
+        (lambda a: layer(a) * 1, torch.nn.Linear, "forward", lambda _, a: torch.sin(a)),
+    )
+    for function, holder, name, other_one in changes:
+        f = gpu_timed(function, name="f", mode=GRAPH)
+        with monkeypatch.context() as patch, torch.no_grad():
+            for _ in range(4):
+                f(x())
+            patch.setattr(holder, name, other_one)
+            assert f(x()).tolist() == x().sin().tolist()
+    assert graphs.captures == 2 * len(changes)
+
+
 @pytest.mark.parametrize("where", ["global of a helper", "deque", "array", "set", "tuple put anew"])
 def test_what_a_call_changes_there_is_never_replayed(graphs: Device, user: User, where: str) -> None:
     held = Thing(parts=collections.deque(maxlen=3), array=numpy.zeros(1), some=set(), pair=(0, object()))

@@ -2,7 +2,8 @@
 
 Looked into is what a function names: its closure, globals, modules' attributes, and of the classes of the objects that
 it reaches the functions and attributes with a name that any of these functions uses. Not seen is what has no name in
-the code: ``getattr`` with a name made at run time, ``vars()``, what the standard library, torch and NumPy hold.
+the code: ``getattr`` with a name made at run time, ``vars()``. Of torch, NumPy and the standard library it is seen
+whether another function stands where one stood, and no more.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class Reach:
             self._seen.add(id(kind))
             for base in kind.__mro__:
                 self.open(base.__name__, base)
+                if id(base) not in self._open and isinstance(vars(base).get("forward"), types.FunctionType):
+                    self._place(base.__name__, vars(base), "forward")  # which some put another in the place of
 
     def finish(self) -> None:
         """Follow all of it to its end. More may be found meanwhile."""
@@ -133,13 +136,15 @@ class Reach:
 
     def _module(self, name: str, module: types.ModuleType, names: set[str]) -> None:
         key = id(module), id(names)
-        if is_closed(module.__name__) or key in self._modules:
+        if key in self._modules:
             return
         self._modules.add(key)
         self.keep.append(names)  # so that its identity stays its own
+        closed = is_closed(module.__name__)
         for each in names & vars(module).keys():
             value = vars(module)[each]
-            self._place(name, vars(module), each)
+            if not closed or isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+                self._place(name, vars(module), each)
             if isinstance(value, types.ModuleType):
                 self._module(f"{name}.{each}", value, names)
 
