@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from gpu_timed.arms import Agreement
 from gpu_timed.measure import outputs, seeds
-from gpu_timed.modes import host_state
+from gpu_timed.modes import host_guards, host_state
 
 MOST_BYTES: Final = 1 << 28
 """Of arrays that are copied, to see whether a call changes them: 256 MiB."""
@@ -153,8 +153,9 @@ def _tensors(snapshot: host_state.Snapshot) -> list[tuple[str, Any]]:
     """Return the arrays that a snapshot knows, with names; each once."""
     found: dict[int, tuple[str, Any]] = {}
     for name, _, key, was in snapshot.held:
-        if type(was) is tuple:
-            found.setdefault(id(was[0]), (f"{name}.{key}" if isinstance(key, str) else name or "a tensor", was[0]))
+        if type(was) is host_guards.WasTensor:
+            shown = f"{name}.{key}" if isinstance(key, str) else name or "a tensor"
+            found.setdefault(id(was.tensor), (shown, was.tensor))
     return list(found.values())
 
 

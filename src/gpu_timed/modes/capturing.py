@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gpu_timed.mode_values import CudaGraph
-from gpu_timed.modes import host_state
+from gpu_timed.modes import host_guards, host_state
+from gpu_timed.modes.launcher import Passing
 
 STALE: Final = object()
 """In place of what a replay gives: the graph is not that of the function any more."""
 
+CHANGES: Final = "an output that is no tensor changes from call to call"
+SHARED: Final = "arguments share memory, with one another or with state, and the call changes some of it"
 
 MOST_HELD: Final = 256 << 20
 """Bytes that a graph keeps from being freed, until the next call, when what it reads is moved: so that whether it was
@@ -24,8 +27,9 @@ class Launched(Exception):  # noqa: N818 - what happened before
 class Captured:
     """A graph, and what a replay needs beside it."""
 
-    def __init__(self, graph: Any, static: list[Any], keep: Any) -> None:
+    def __init__(self, graph: Any, static: list[Any], keep: Any, is_tensor: Callable[[Any], bool]) -> None:
         self.graph = graph
+        self.is_tensor = is_tensor
         #: The tensors that it reads its inputs from.
         self.static = static
         #: Which inputs the call changes, by position; and what else that was there before it.
@@ -34,9 +38,12 @@ class Captured:
         #: How each output is made of the graph's: ``(kind, what)``; and how they are nested.
         self.plan: list[tuple[str, Any]] = []
         self.together: Callable[[list[Any]], Any] = list
+        self.spec: Any = None
+        #: Whether arguments share memory, so that a change of one, which is of a copy, would be one of another.
+        self.shares: Callable[[Any], bool] | None = None
         #: What is to be as it was, and whether that is to be known before a replay: it changes what outlives the call.
         #: Else it is looked at while the device works, and nobody gets to see what a stale replay gave.
-        self.guards = host_state.Guards([])
+        self.guards = host_guards.Guards([])
         self.guards_first = True
         #: Whether it is to be known before a replay that what it reads is where it was, since nobody holds it.
         self.memory_first = True
@@ -45,11 +52,44 @@ class Captured:
         self.keep = keep
         self.replays = 0
 
+    def says(self, leaves: list[Any], spec: Any) -> str:
+        """Return how what an eager run gave is another than what all replays give, its tensors left out."""
+        if len(leaves) != len(self.plan):
+            return "a replay gives another number of outputs"
+        found = [_TENSOR if kind != "is" or self.is_tensor(what) else what for kind, what in self.plan]
+        return "" if is_as_said(said(leaves, spec, self.is_tensor), (found, self.spec)) else CHANGES
+
+    def finished(self, leaves: list[Any]) -> Any:
+        """Return outputs as the user gets them: what nests them may be code of the user's.
+
+        Raises:
+            Launched: That failed, and the replay has changed state.
+        """
+        try:
+            return self.together(leaves)
+        except Exception as error:
+            if self.changed_inputs or self.changed:
+                raise Launched from error
+            raise
+
     def made(self, tensors: list[Any]) -> list[Any]:
         """Return the outputs of the last replay, for a call with *tensors*."""
         return [
             what.clone() if kind == "clone" else tensors[what] if kind == "input" else what for kind, what in self.plan
         ]
+
+
+_TENSOR: Final = object()
+
+
+def said(leaves: list[Any], spec: Any, is_tensor: Callable[[Any], bool]) -> tuple[list[Any], Any]:
+    """Return of what a call gave all that is no tensor, and how it is nested."""
+    return [_TENSOR if is_tensor(leaf) else leaf for leaf in leaves], spec
+
+
+def is_as_said(one: tuple[list[Any], Any], other: tuple[list[Any], Any]) -> bool:
+    """Return whether two calls said the same: of what they gave, :func:`said`."""
+    return len(one[0]) == len(other[0]) and all(map(host_guards.same, one[0], other[0])) and bool(one[1] == other[1])
 
 
 class Capturing:
@@ -71,14 +111,34 @@ class Capturing:
         self._values = values
         self._watching = watching
 
-    def too_much(self, watch: Any, taken: Any) -> str:
-        """Return why what the call changes is more than can be undone."""
+    def too_much(self, watch: Any, taken: Any, state: list[Any]) -> str:
+        """Return why what the call changes is more than can be undone. *state* is the tensors that it knows otherwise.
+
+        Raises:
+            Passing: Arguments of this call share memory.
+        """
         if watch.too_much:
             return f"changes more state than max_state_bytes={self.mode.max_state_bytes:,}"
+        shares = self._shares(watch, taken, state)
+        if shares is not None and shares(taken.tensors):
+            raise Passing(SHARED)
         keys = [self._watching.key_of(tensor) for tensor in taken.tensors]
-        if len(set(keys)) != len(keys) and any(key in watch.changed for key in keys):
+        if not self._copies and len(set(keys)) != len(keys) and any(key in watch.changed for key in keys):
             return "changes an argument that shares its memory with another"
         return ""
+
+    def _shares(self, watch: Any, taken: Any, state: list[Any]) -> Callable[[Any], bool] | None:
+        """Return what tells whether arguments share memory that the call changes; None if it changes none."""
+        if not self._copies or not watch.changed:
+            return None
+        keys = [self._watching.key_of(tensor) for tensor in taken.tensors]
+        changed = [key in watch.changed for key in keys]
+        written = [one for key, one in watch.changed.items() if key not in keys]
+        read = [one for key, one in watch.outside.items() if key not in keys]
+        shares: Callable[[Any], bool] = self._values.Shares(
+            taken.tensors, changed, written, filter(self._device.holds, [*read, *state])
+        )
+        return shares
 
     def make(self, taken: Any, static: list[Any], watch: Any, *, draws: bool) -> Captured:
         """Capture a call that was watched, with *static* as the graph's inputs. Raises what cannot be captured.
@@ -93,15 +153,16 @@ class Capturing:
         )
         values, of = self._values, self._watching.key_of
         keys = [of(tensor) for tensor in taken.tensors]
-        made = Captured(graph, static, [one for key, one in watch.outside.items() if key not in keys])
+        made = Captured(graph, static, [one for key, one in watch.outside.items() if key not in keys], values.is_tensor)
         try:
             made.changed_inputs = [index for index, key in enumerate(keys) if key in watch.changed]
             made.changed = {key: one for key, one in watch.changed.items() if key not in keys}
             leaves, spec = values.apart(graph.outputs)
             made.plan = [self._plan(leaf, static, watch) for leaf in leaves]
-            made.together = values.together(spec, graph.outputs)
+            made.spec, made.together = spec, values.together(spec, graph.outputs)
             snapshot = host_state.Snapshot(self._function, taken.leaves, values.is_tensor)
-            made.guards = snapshot.guards(made.keep, values.are_at)
+            made.guards = snapshot.guards(made.keep, values.are_at, values.are_as_now)
+            made.shares = self._shares(watch, taken, snapshot.tensors)
             made.guards_first = bool(watch.changed or draws or watch.streams) or not self.sees_all
             if not made.guards_first:
                 held = values.memory_behind(filter(self._device.holds, made.guards.tensors), MOST_HELD)
@@ -126,9 +187,10 @@ class Capturing:
         return ("clone" if self.mode.outputs == "clone" else "is"), leaf
 
     def replay(self, captured: Captured, tensors: Any) -> Any:
-        """Replay for a call with *tensors*; returns what it gives, or ``STALE``.
+        """Replay for a call with *tensors*; returns the outputs one after another, or ``STALE``.
 
         Raises:
+            Passing: The arguments share memory that the graph changes.
             Launched: What follows the replay failed, and the replay has changed state.
             Exception: It failed, and the call can be run as it is.
         """
@@ -138,6 +200,8 @@ class Capturing:
         # may be asked while the device is at work on it.
         if captured.memory_first and (guards.moved() or (captured.guards_first and guards.rebound())):
             return STALE
+        if captured.shares is not None and captured.shares(tensors):
+            raise Passing(SHARED)
         graph.order()
         if copies:
             values.copy_into(static, tensors)
@@ -148,7 +212,7 @@ class Capturing:
                 return STALE
             if changed and copies:
                 values.copy_into([tensors[index] for index in changed], [static[index] for index in changed])
-            return captured.together(captured.made(tensors))
+            return captured.made(tensors)
         except Exception as error:
             if changed or captured.changed:
                 raise Launched from error
@@ -165,12 +229,12 @@ class Capturing:
         return self.mode.mutates is not None or not self._device.compile_in_use()
 
     def compare(  # noqa: PLR0917 - all that is known of the call
-        self, captured: Captured, fresh: list[Any], watch: Any, taken: Any, result: Any, drawn: tuple[Any, Any] | None
+        self, captured: Captured, fresh: list[Any], watch: Any, taken: Any, gave: list[Any], drawn: Any
     ) -> str:
         """Replay on the state from before the call; returns how that differs from the eager run, whose state stays.
 
-        *drawn* is where the random numbers stood before and after the call, if it drew some. Else they are left alone:
-        other threads draw from them, too.
+        *gave* is the outputs of the eager run, as many as the graph has; *drawn* is where the random numbers stood
+        before and after the call, if it drew some. Else they are left alone: other threads draw from them, too.
         """
         values, watching, device = self._values, self._watching, self._device
         copies = self._copies
@@ -182,7 +246,7 @@ class Capturing:
         if not self.compares:
             return ""
         first = taken.tensors[0]
-        expected = [leaf.clone() if values.is_tensor(leaf) else leaf for leaf in values.apart(result)[0]]
+        expected = [leaf.clone() if values.is_tensor(leaf) else leaf for leaf in gave]
         changed = captured.changed if copies else dict(watch.changed)
         done = {key: watching.content_of(tensor) for key, tensor in changed.items()}
         with device.relaxed():
@@ -195,8 +259,6 @@ class Capturing:
                     values.copy_into(captured.static, fresh)
                 captured.graph.replay()
                 found = captured.made(captured.static)
-                if len(found) != len(expected):
-                    return "a replay gives another number of outputs"
                 pairs = list(zip(expected, found, strict=True))
                 pairs += [(done[key], watching.memory_of(tensor)) for key, tensor in changed.items()]
                 if copies:
@@ -206,8 +268,6 @@ class Capturing:
                 self._put(changed, done)
                 if drawn is not None:
                     device.set_random_state(first, drawn[1])
-        if why and drawn is not None:
-            return ""  # it draws random numbers: not to be compared
         return f"a replay does not do what the eager run did: {why}" if why else ""
 
     def _put(self, tensors: dict[int, Any], contents: dict[int, Any]) -> None:

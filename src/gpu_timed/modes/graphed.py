@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from gpu_timed.mode_values import EAGER, CudaGraph, Ran
 from gpu_timed.modes import host_state
-from gpu_timed.modes.capturing import STALE, Captured, Capturing, Launched
+from gpu_timed.modes.capturing import CHANGES, STALE, Captured, Capturing, Launched, is_as_said, said
 from gpu_timed.modes.launcher import INSIDE, Launcher, Notes, Passing, inside
 from gpu_timed.modes.signature import PLAIN, Signature
 from gpu_timed.site import Site
@@ -77,6 +77,8 @@ class Graphed(Launcher):
         except Exception as error:  # noqa: BLE001 - rule 1
             self.notes.fault("mode", error)
             why, known = _text("gpu_timed could not look at the arguments", error), None
+        if why == INSIDE:  # its calls outside of that are replays as asked for: nothing to raise, were it strict
+            return self._for_now(opened, arguments, named, why)
         if why or known is None:
             return self.eagerly(opened, arguments, named, why)
         if known.captured is None and known.runs < self.mode.warmup:
@@ -167,7 +169,8 @@ class Graphed(Launcher):
 
         ``STALE`` says that a capture, or a comparison with the graph that there is, is to come.
         """
-        every, result = self.mode.audit_every, STALE
+        every = self.mode.audit_every
+        result: Any = STALE
         with self._lock:
             captured = known.captured
             if captured is None:
@@ -176,20 +179,27 @@ class Graphed(Launcher):
             if not audits:
                 result = self._capturing.replay(captured, tensors)
             if result is not STALE:
-                known.failed_replays = 0
                 captured.replays += 1
             elif not audits or captured.guards.stale():
                 known.again += 1
                 self._let_go(known)
-        return result
+        if result is STALE:
+            return STALE
+        finished = captured.finished(result)  # which may be the user's code: not with the lock
+        known.failed_replays = 0
+        return finished
 
     def _remember(self, known: Signature, taken: Any, arguments: Any, named: Any) -> None:
-        """Have the next call of the same signature know it at a glance."""
-        if self.mode.inputs == "copy":
-            if known.alike is None:
-                known.alike = self._values.alike(taken, arguments, named) or False
-            if known.alike:
-                self._recent = known, known.alike
+        """Have the next call of the same signature know it at a glance. Never raises."""
+        try:
+            if self.mode.inputs == "copy":
+                if known.alike is None:
+                    known.alike = self._values.alike(taken, arguments, named) or False
+                if known.alike:
+                    self._recent = known, known.alike
+        except Exception as error:  # noqa: BLE001 - rule 1: the call has been made
+            known.alike = False
+            self.notes.fault("mode", error)
 
     def _forget(self, key: Hashable) -> None:
         self._let_go(self._signatures.pop(key))
@@ -220,7 +230,7 @@ class Graphed(Launcher):
         before, watch = ready
         result = self._watched(opened, watch, arguments, named)
         known.runs += 1
-        why = self._why_not(watch, before, result)
+        why = self._why_not(known, watch, before, result)
         if why and known.runs < min(_LOOKS, self.mode.warmup):  # it may be what is done once: tuning, a cache made
             self._cold(
                 opened, f"warm-up {known.runs} of {self.mode.warmup}, looked at again: {why}"[:_MOST_TEXT], began
@@ -244,7 +254,7 @@ class Graphed(Launcher):
                     watch.will_change(tensor)
         except Exception as error:  # noqa: BLE001 - the user's function, or a fault of ours
             return _text("what it changes cannot be seen", error)
-        return before, watch
+        return before.too_much or (before, watch)
 
     def _watched(self, opened: Any, watch: Any, arguments: Any, named: Any) -> Any:
         if opened is not None:
@@ -256,15 +266,15 @@ class Graphed(Launcher):
         finally:
             inside.depth -= 1
 
-    def _why_not(self, watch: Any, before: Any, result: Any) -> str:
+    def _why_not(self, known: Signature, watch: Any, before: Any, result: Any) -> str:
         """Return why no graph can hold a call that was watched, or nothing. Never raises."""
         try:
-            return self._obstacle(watch, before, result)
+            return self._obstacle(known, watch, before, result)
         except Exception as error:  # noqa: BLE001 - rule 1
             self.notes.fault("mode", error)
             return _text("gpu_timed could not look at what the call did", error)
 
-    def _obstacle(self, watch: Any, before: Any, result: Any) -> str:
+    def _obstacle(self, known: Signature, watch: Any, before: Any, result: Any) -> str:
         if watch.blocked:
             return str(watch.blocked)
         if len(watch.devices) > 1:
@@ -272,7 +282,8 @@ class Graphed(Launcher):
         moved = before.changed()
         if moved and self.mode.reset is None:
             return f"changes host state, which a replay would not: {moved} (declare reset=)"
-        for leaf in self._values.apart(result)[0]:
+        leaves, spec = self._values.apart(result)
+        for leaf in leaves:
             if self._values.is_tensor(leaf):
                 if leaf.requires_grad:
                     return "an output requires grad, which a replay cannot give"
@@ -280,6 +291,10 @@ class Graphed(Launcher):
                     return f"an output is a tensor on {leaf.device}"
             elif not isinstance(leaf, PLAIN):
                 return f"an output is a {type(leaf).__name__}"
+        gave = said(leaves, spec, self._values.is_tensor)
+        if known.said is not None and not is_as_said(gave, known.said):
+            return CHANGES
+        known.said = gave
         return ""
 
     def _capture(self, opened: Any, known: Signature, taken: Any, arguments: Any, named: Any) -> Any:
@@ -293,15 +308,18 @@ class Graphed(Launcher):
         result = self._watched(opened, watch, arguments, named)
         captured, capturing = known.captured, self._capturing
         new = captured is None
-        why = self._why_not(watch, before, result)
+        why = self._why_not(known, watch, before, result)
         try:
-            why = why or capturing.too_much(watch, taken)
+            why = why or capturing.too_much(watch, taken, before.tensors)
             if not why:
                 drawn = self._drawn(watch, drawn, self._device.random_state(taken.tensors[0]))
                 if captured is None:
                     captured = self._make_graph(taken, fresh, watch, draws=drawn is not None)
-                with self._lock:
-                    why = capturing.compare(captured, fresh, watch, taken, result, drawn)
+                leaves, spec = self._values.apart(result)  # which may be the user's code: not with the lock
+                why = captured.says(leaves, spec)
+                if not why:
+                    with self._lock:
+                        why = capturing.compare(captured, fresh, watch, taken, leaves, drawn)
         except Passing as error:
             known.failed_captures += 1
             if known.failed_captures < _MOST_FAILURES:
@@ -318,8 +336,8 @@ class Graphed(Launcher):
         known.captured = captured
         self.asked = self.asked._replace(graph_memory_bytes=self._device.held())
         what = f"captured ({captured.graph.nbytes / (1 << 20):.1f} MiB) and " if new else ""
-        said = "compared with this run" if capturing.compares else "not compared: torch.compile is in use"
-        self._cold(opened, f"{what}{said}", began)
+        compared = "compared with this run" if capturing.compares else "not compared: torch.compile is in use"
+        self._cold(opened, f"{what}{compared}", began)
         return result
 
     def _drawn(self, watch: Any, before: Any, after: Any) -> tuple[Any, Any] | None:

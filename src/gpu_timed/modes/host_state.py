@@ -1,84 +1,59 @@
 """The host state that a function can reach: what it sees by its closure, its globals and its arguments.
 
 A graph replays what the device did and nothing that the host did: a counter that goes up in every call stands still in
-a replay. So a call that changes plain values here is not captured; and whoever changes one between two calls, or
-puts another tensor in the place of one, has the graph captured anew.
+a replay. So a call that changes what is here is not captured; and whoever changes a value between two calls, or puts
+another object or tensor in the place of one, has the graph captured anew.
 
-What is looked at is bounded. Generators of random numbers on the host are not: they are the whole process's. What comes
-of them differs from a replay, which the comparison with an eager run shows. A tensor is known by identity and address.
+Looked at are plain values, tensors (identity, address, shape, strides), the identity of every object in between, and
+the lengths of what holds them: dicts, lists, tuples, sets, deques, attributes, slots, and small arrays of the host. It
+is bounded: a call that reaches more is not captured.
+
+Not seen are: state in objects of C, as iterators and generators (of random numbers, too), context variables, thread's
+locals, files and the environment; arrays of the host of more than 64 KiB; and what :mod:`gpu_timed.modes.host_reach`
+says. What comes of them in the first calls differs from a replay, which the comparison with an eager run shows. What
+changes there later is not noticed.
 """
 
 from __future__ import annotations
 
-import operator
 import types
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-_PLAIN: Final = (int, float, bool, str, bytes, type(None))
+from gpu_timed.modes.host_guards import (
+    CELL,
+    CONTENTS,
+    ITSELF,
+    LENGTH,
+    PLAIN,
+    Guards,
+    Slot,
+    Special,
+    WasTensor,
+    is_array,
+    same,
+)
+from gpu_timed.modes.host_guards import get as _get
+from gpu_timed.modes.host_reach import Reach, is_closed
+
 _MOST: Final = 20_000
 _MOST_PARTS: Final = 4_096
-_NOT_STATE: Final = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _INSIDE: Final = frozenset({"_modules", "_parameters", "_buffers"})
-_OURS: Final = "_gpu_timed_"
-_FOREIGN: Final = frozenset({"builtins", "torch", "numpy", "gpu_timed", "triton", "numba", "cupy", "jax"})
-"""Classes whose attributes are nobody's counters."""
-_NEAR: Final = 1
-_MOST_GUARDS: Final = 256
-"""Plain values that are looked at before each replay, the nearest ones: some 80 ns each."""
-
-
-def roots(function: Callable[..., Any], values: Iterable[Any]) -> list[tuple[str, Any]]:
-    """Return the namespaces and objects that *function*, called with *values*, can reach at once, with names."""
-    reach = _Reach()
-    if isinstance(function, types.MethodType):
-        reach.found.append(("self", function.__self__))
-    reach.look(function)
-    if not isinstance(function, types.FunctionType | types.MethodType):
-        reach.found.append((type(function).__name__, function))
-    return reach.found + [("an argument", value) for value in values if not isinstance(value, _PLAIN)]
-
-
-class _Reach:
-    """What functions reach. A class, since two functions that call each other would keep the user's tensors alive."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[str, Any]] = []
-        self._seen: set[int] = set()
-
-    def look(self, inside: Any) -> None:
-        """Look into a function, or what stands around one."""
-        inside = getattr(inside, "__func__", inside)
-        if id(inside) in self._seen or len(self._seen) > _MOST_PARTS:
-            return
-        self._seen.add(id(inside))
-        if isinstance(inside, types.FunctionType):
-            code = inside.__code__
-            if inside.__globals__.get("__name__", "").partition(".")[0] in ("torch", "gpu_timed"):
-                return
-            for name, cell in zip(code.co_freevars, inside.__closure__ or (), strict=False):
-                if name.startswith(_OURS):  # a decorated function: what is inside follows
-                    continue
-                try:
-                    self._add(name, cell.cell_contents)
-                except ValueError:  # not filled yet
-                    continue
-            for name in code.co_names:
-                if name in inside.__globals__:
-                    self._add(name, inside.__globals__[name])
-        for name in ("func", "__wrapped__", "args", "keywords"):
-            held = getattr(inside, name, None) if not isinstance(inside, type) else None
-            if held is not None:
-                self._add(name, held)
-
-    def _add(self, name: str, value: Any) -> None:
-        if isinstance(value, types.FunctionType):
-            self.look(value)
-        elif isinstance(value, types.MethodType):
-            self.look(value.__func__)
-            self.found.append((name, value.__self__))
-        elif not isinstance(value, _NOT_STATE):
-            self.found.append((name, value))
+_NEVER_ANOTHER: Final = _INSIDE | {"_forward_hooks", "_forward_pre_hooks"}
+"""Dicts of a module of torch, which stay the same ones as long as it lives: a quarter of all guards otherwise."""
+_OPEN: Final = frozenset({"builtins", "torch", "collections", "types", "functools", "argparse", "enum", "__main__"})
+"""Where objects come from that are looked into, of the modules whose functions are not."""
+_NO_STATE: Final = frozenset(
+    {
+        *("_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks"),
+        *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_non_persistent_buffers_set"),
+        *("_is_full_backward_hook", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+        "_forward_pre_hooks_with_kwargs",
+    }
+)
+"""What every module of torch has and none looks at when it is called forward: its hooks are counted where they are."""
+_CALLED: Final = (types.FunctionType, staticmethod, classmethod, property)
 
 
 class Snapshot:
@@ -92,184 +67,154 @@ class Snapshot:
 
     def __init__(self, function: Callable[..., Any], values: Iterable[Any], is_tensor: Callable[[Any], bool]) -> None:
         self._is_tensor = is_tensor
-        #: Plain values, lengths and tensors, by where they stand: (holder, key).
+        #: What stands where: (name, holder, key, what). Of tensors a :class:`WasTensor`.
         self.held: list[tuple[str, Any, Any, Any]] = []
-        self._near: list[tuple[Any, Any, Any]] = []
-        self._tensors: list[tuple[Any, Any, Any]] = []
+        #: Why not all that the function can reach is in here, or nothing.
+        self.too_much = ""
+        self._places: set[tuple[int, Any]] = set()
         self._seen: set[int] = set()
         self._keep: list[Any] = []
-        self._cells(function)
-        for name, value in roots(function, values):
-            self._walk(name, value)
+        self._todo: list[tuple[str, Any]] = []
+        self._reach = reach = Reach(self._place, self._follow)
+        if not isinstance(function, types.FunctionType | types.MethodType):
+            self._todo.append((type(function).__name__, function))
+            reach.look(function)
+        else:
+            self._follow("", function)
+        self._todo += [("an argument", value) for value in values if not isinstance(value, PLAIN)]
+        known = -1
+        while self._todo or known != len(self.held):
+            known = len(self.held)
+            while self._todo and not self.too_much:
+                self._walk(*self._todo.pop())
+            if self.too_much:
+                break
+            reach.finish()
+            if reach.too_much:
+                self.too_much = "can come to more functions than are looked into for what they read"
+                break
+        self._keep += reach.keep
+        del self._reach  # which holds this
 
     def changed(self) -> str:
         """Return what of it is not as it was; nothing if all of it is."""
         for name, holder, key, was in self.held:
-            if not _same(_get(holder, key), was):
+            if not same(_get(holder, key), was):
                 return f"{name}{_shown(key)}"
         return ""
 
     def guards(
-        self, read: Iterable[Any] = (), are_at: Callable[[list[Any]], Callable[[list[int]], bool]] | None = None
-    ) -> Guards:
-        """Return what is to be the same at a replay. The arguments as of :class:`Guards`.
-
-        Tensors wherever they stand, whether modules are training, and other plain values where they stand near.
-        """
-        return Guards(self._tensors + self._near[:_MOST_GUARDS], read, are_at)
-
-    def _cells(self, function: Callable[..., Any]) -> None:
-        inside: Any = getattr(function, "__func__", function)
-        if not isinstance(inside, types.FunctionType):
-            return
-        for name, cell in zip(inside.__code__.co_freevars, inside.__closure__ or (), strict=False):
-            self._note(name, cell, _CELL)
-            self._class(name, _get(cell, _CELL))
-        for name in inside.__code__.co_names:
-            if name in inside.__globals__:
-                self._note("", inside.__globals__, name)
-                self._class(name, inside.__globals__[name])
-
-    def _class(self, name: str, value: Any) -> None:
-        """Note the plain values of a class that is named: a counter may stand there. They are no guards."""
-        if isinstance(value, type) and value.__module__.partition(".")[0] not in _FOREIGN:
-            for key in list(vars(value)):
-                if not key.startswith("__"):
-                    self._note(name, vars(value), key, _NEAR + 1)
-
-    def _note(self, name: str, holder: Any, key: Any, depth: int = 0) -> None:
-        value = _get(holder, key)
-        if isinstance(value, _PLAIN):
-            self.held.append((name, holder, key, value))
-            if depth <= _NEAR:
-                self._near.append((holder, key, value))
-            elif key == "training":
-                self._tensors.append((holder, key, value))
-        elif self._is_tensor(value):
-            was = value, value.data_ptr()
-            self.held.append((name, holder, key, was))
-            self._tensors.append((holder, key, was))
-
-    def _walk(self, name: str, value: Any) -> None:
-        todo: list[tuple[str, Any, int]] = [(name, value, 0)]
-        while todo:
-            name, value, depth = todo.pop()
-            if id(value) in self._seen or isinstance(value, (*_PLAIN, *_NOT_STATE)) or self._is_tensor(value):
-                continue
-            if len(self.held) > _MOST or len(self._seen) > _MOST:
-                return
-            self._seen.add(id(value))
-            self._keep.append(value)  # so that its identity stays its own
-            if isinstance(value, dict):
-                self.held.append((name, value, _LENGTH, len(value)))
-                if len(value) > _MOST_PARTS:
-                    continue
-                parts: Any = [(key, value[key]) for key in list(value)]
-                holder: Any = value
-            elif isinstance(value, list):
-                self.held.append((name, value, _LENGTH, len(value)))
-                if len(value) > _MOST_PARTS:
-                    continue
-                parts, holder = list(enumerate(value)), value
-            elif isinstance(value, tuple | set | frozenset):
-                if len(value) <= _MOST_PARTS:
-                    todo += [(name, each, depth) for each in value]
-                continue
-            else:
-                holder = getattr(value, "__dict__", None)
-                if type(holder) is not dict or type(value).__module__.partition(".")[0] == "gpu_timed":
-                    continue
-                parts = [(key, holder[key]) for key in list(holder)]
-            for key, each in parts:
-                self._note(name, holder, key, depth)
-                if not isinstance(each, _PLAIN):
-                    todo.append((name if key in _INSIDE else f"{name}{_shown(key)}", each, depth + 1))
-
-
-class Guards:
-    """What is to be the same at a replay: (holder, key, what it was). Asked before or beside each.
-
-    Args:
-        guards: Some 35 ns each, for a tensor three times that: in C, one call for all of them.
-        read: Tensors that a graph reads, and that nobody may have found on the host.
-        are_at: Returns what tells whether tensors are at given addresses.
-    """
-
-    def __init__(
         self,
-        guards: list[tuple[Any, Any, Any]],
         read: Iterable[Any] = (),
         are_at: Callable[[list[Any]], Callable[[list[int]], bool]] | None = None,
-    ) -> None:
-        self._all = guards
-        found = [guard for guard in guards if not isinstance(guard[1], _Special)]
-        self._special = [guard for guard in guards if isinstance(guard[1], _Special)]
-        self._holders = [holder for holder, _, _ in found]
-        self._keys = [key for _, key, _ in found]
-        self._were = [was[0] if type(was) is tuple else was for _, _, was in found]
-        known = {id(was[0]): was for _, _, was in guards if type(was) is tuple}
-        known.update((id(one), (one, one.data_ptr())) for one in read if id(one) not in known)
-        #: All tensors among them.
-        self.tensors = [one for one, _ in known.values()]
-        self._addresses = [address for _, address in known.values()]
-        self._are_at = (are_at or _are_at)(self.tensors)
+        are_as_now: Callable[[list[Any]], Callable[[], bool]] | None = None,
+    ) -> Guards:
+        """Return what is to be the same at a replay. The arguments as of :class:`Guards`."""
+        return Guards([each[1:] for each in self.held], read, are_at, are_as_now)
 
-    def moved(self) -> bool:
-        """Return whether memory that the graph may read is not where it was: it must not be replayed."""
-        return bool(self.tensors) and not self._are_at(self._addresses)
+    @property
+    def tensors(self) -> list[Any]:
+        """The tensors that it knows, arguments themselves left out."""
+        return [was.tensor for *_, was in self.held if type(was) is WasTensor]
 
-    def rebound(self) -> bool:
-        """Return whether something else stands where what the graph knows stood, or another value."""
+    def _place(self, name: str, holder: Any, key: Any) -> None:
+        """Take note of what stands at *key* of *holder*, and follow it."""
+        where = id(holder), key
+        if where in self._places:
+            return
+        value = _get(holder, key)
+        if value is _GONE:
+            return
+        self._places.add(where)
+        self._keep.append(holder)  # so that its identity stays its own
+        if isinstance(key, Special) and key is not CELL and not isinstance(key, Slot):
+            self.held.append((name, holder, key, WasTensor(value, value.data_ptr()) if key is ITSELF else value))
+            return
+        if self._is_tensor(value):
+            self.held.append((name, holder, key, WasTensor(value, value.data_ptr())))
+            return
+        if type(holder) is not tuple or not isinstance(value, PLAIN):
+            self.held.append((name, holder, key, value))
+        if not isinstance(value, PLAIN):
+            self._follow(f"{name}{_shown(key)}".removeprefix("."), value)
+
+    def _follow(self, name: str, value: Any) -> None:
+        if isinstance(value, types.MethodType):
+            self._todo.append((name or "self", value.__self__))
+            self._reach.look(value.__func__)
+        elif isinstance(value, _CALLED):
+            self._reach.look(value)
+        elif isinstance(value, type):
+            self._reach.classes(value)
+        elif isinstance(value, types.ModuleType):
+            self._reach.open(name, value)
+        else:
+            self._todo.append((name, value))
+
+    def _walk(self, name: str, value: Any) -> None:
+        if id(value) in self._seen or isinstance(value, PLAIN) or self._is_tensor(value):
+            return
+        if isinstance(value, (*_CALLED, type, types.ModuleType, types.MethodType)):
+            self._follow(name, value)
+            return
+        if max(len(self.held), len(self._seen)) > _MOST:
+            self.too_much = f"reaches more than {_MOST:,} values on the host, which cannot be watched"
+            return
+        self._seen.add(id(value))
+        self._keep.append(value)
+        kind = type(value)
+        if isinstance(value, dict | list | tuple | set | frozenset | deque):
+            self._parts(name, value)
+        elif is_array(value):
+            self._place(name, value, CONTENTS)
+        if kind.__module__.partition(".")[0] not in _OPEN and is_closed(kind.__module__):
+            return
+        self._reach.classes(kind)
+        self._reach.look(value)  # it may stand around a function
+        self._attributes(name, value)
+
+    def _parts(self, name: str, value: Any) -> None:
+        if len(value) > _MOST_PARTS:
+            self.too_much = f"reaches {name} with more than {_MOST_PARTS:,} parts, which cannot be watched"
+            return
+        if not isinstance(value, tuple | frozenset):
+            self._place(name, value, LENGTH)
+        if isinstance(value, set | frozenset):
+            if isinstance(value, set):
+                self._place(name, value, CONTENTS)
+            for each in list(value):
+                if self._is_tensor(each):
+                    self._place(name, each, ITSELF)
+                elif not isinstance(each, PLAIN):
+                    self._follow(name, each)
+            return
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            self._place(name, value, key)
+
+    def _attributes(self, name: str, value: Any) -> None:
         try:
-            if all(map(operator.is_, map(operator.getitem, self._holders, self._keys), self._were)) and not (
-                self._special and _any_other(self._special)
-            ):
-                return False
-        except (LookupError, TypeError):  # gone; or of a type that is asked in another way
-            pass
-        return _any_other(self._all)
-
-    def stale(self) -> bool:
-        """Return whether any of them does not hold any more."""
-        return self.moved() or self.rebound()
-
-
-def _are_at(tensors: list[Any]) -> Callable[[list[int]], bool]:
-    return lambda addresses: [tensor.data_ptr() for tensor in tensors] == addresses
-
-
-def _any_other(guards: list[tuple[Any, Any, Any]]) -> bool:
-    return any(not _same(_get(holder, key), was) for holder, key, was in guards)
+            inside = object.__getattribute__(value, "__dict__")
+        except (AttributeError, TypeError):
+            inside = None
+        if type(inside) is dict:
+            is_module = "_modules" in inside and "_parameters" in inside
+            self._place(name, inside, LENGTH)
+            for key in list(inside):
+                if is_module and key in _NEVER_ANOTHER:
+                    self._todo.append((name, inside[key]))
+                elif not (is_module and key in _NO_STATE):
+                    self._place(name, inside, key)
+        for base in type(value).__mro__:
+            if not is_closed(base.__module__):
+                for slot, descriptor in list(vars(base).items()):
+                    if isinstance(descriptor, types.MemberDescriptorType):
+                        self._place(name, value, Slot.of(slot))
 
 
-class _Special:
-    def __init__(self, shown: str) -> None:
-        self.shown = shown
-
-
-_LENGTH: Final = _Special("'s length")
-_CELL: Final = _Special("")
-_GONE: Final = object()
-
-
-def _get(holder: Any, key: Any) -> Any:
-    if key is _LENGTH:
-        return len(holder)
-    try:
-        return holder.cell_contents if key is _CELL else holder[key]
-    except (ValueError, IndexError, KeyError):
-        return _GONE
-
-
-def _same(value: Any, was: Any) -> bool:
-    if type(was) is tuple:  # a tensor, and its address
-        return value is was[0] and value.data_ptr() == was[1]
-    if type(value) is float and type(was) is float:
-        return repr(value) == repr(was)  # NaN is NaN, and 0.0 not -0.0
-    return type(value) is type(was) and bool(value == was)
+_GONE: Final = _get({}, 0)
 
 
 def _shown(key: Any) -> str:
-    if isinstance(key, _Special):
+    if isinstance(key, Special):
         return key.shown
     return f".{key}" if isinstance(key, str) else f"[{key!r}]"

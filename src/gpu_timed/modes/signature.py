@@ -18,6 +18,8 @@ class Signature:
         self.refused = ""
         self.runs = 0
         self.captured: Captured | None = None
+        #: The outputs of a call that are no tensors, and how all are nested.
+        self.said: tuple[list[Any], Any] | None = None
         #: What tells its calls at a glance, or False.
         self.alike: Any = None
         #: How often it was captured anew; how often that failed for a passing cause; and replays, one after another.

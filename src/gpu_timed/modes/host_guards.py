@@ -1,0 +1,197 @@
+"""What is to be as it was: places on the host, known by holder and key, and what stood there.
+
+Nothing of the user's is run to compare: plain values by value, all else by identity.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+from collections.abc import Callable, Iterable
+from itertools import starmap
+from typing import Any, Final, NamedTuple
+
+PLAIN: Final = (int, float, complex, bool, str, bytes, range, type(None))
+_MOST_BYTES: Final = 1 << 16
+"""Of an array of the host, say: some 3 µs to compare. What is in a larger one is not looked at."""
+_MOST_NESTED: Final = 8
+_BY_VALUE: Final = frozenset({("torch", "device"), ("torch", "dtype")})
+
+
+class Special:
+    """A key that is none: how to ask a holder."""
+
+    def __init__(self, shown: str, get: Callable[[Any], Any]) -> None:
+        self.shown = shown
+        self.get = get
+
+
+class Slot(Special):
+    """A slot of an object."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f".{name}", lambda holder: object.__getattribute__(holder, name))
+        self.name = name
+
+    @staticmethod
+    @functools.lru_cache(maxsize=4096)
+    def of(name: str) -> Slot:
+        """Return the slot of this name, one and the same for each."""
+        return Slot(name)
+
+
+class WasTensor(NamedTuple):
+    """A tensor that stood there, and the address that it had."""
+
+    tensor: Any
+    address: int
+
+
+def _contents(holder: Any) -> Any:
+    if isinstance(holder, set | frozenset):
+        return frozenset(map(id, holder))
+    if isinstance(holder, bytearray):
+        return bytes(holder) if len(holder) <= _MOST_BYTES else b""
+    return holder.tobytes() if holder.nbytes <= _MOST_BYTES else b""
+
+
+_cell_contents: Final = operator.attrgetter("cell_contents")
+LENGTH: Final = Special("'s length", len)
+CELL: Final = Special("", _cell_contents)
+CONTENTS: Final = Special("'s contents", _contents)
+ITSELF: Final = Special("", lambda holder: holder)
+_GONE: Final = object()
+
+
+def is_array(value: Any) -> bool:
+    """Return whether *value* is an array of NumPy's, or of bytes, whose contents are to be compared."""
+    numpy = sys.modules.get("numpy")
+    return isinstance(value, bytearray) or (numpy is not None and isinstance(value, getattr(numpy, "ndarray", ())))
+
+
+def get(holder: Any, key: Any) -> Any:
+    """Return what stands there, or something that is nothing else."""
+    try:
+        return key.get(holder) if isinstance(key, Special) else _getter_of(holder)(holder, key)
+    except (ValueError, LookupError, AttributeError, TypeError, RuntimeError):
+        return _GONE
+
+
+def same(value: Any, was: Any, depth: int = 0) -> bool:
+    """Return whether *value* is what was there."""
+    if type(was) is WasTensor:
+        return value is was.tensor and value.data_ptr() == was.address
+    if value is was:
+        return True
+    kind = type(was)
+    if type(value) is not kind:
+        return False
+    if issubclass(kind, float | complex):
+        return repr(value) == repr(was)  # NaN is NaN, and 0.0 not -0.0
+    if isinstance(was, PLAIN) or (kind.__module__, kind.__name__) in _BY_VALUE or kind is frozenset:
+        return bool(value == was)
+    if isinstance(was, tuple) and len(value) == len(was) and depth < _MOST_NESTED:  # shapes, say, are made anew
+        return all(same(*pair, depth + 1) for pair in zip(value, was, strict=True))
+    return False
+
+
+def _getter_of(holder: Any) -> Callable[[Any, Any], Any]:
+    """Return what asks *holder* for a key, and runs no method of a class of the user's."""
+    for kind in (dict, list, tuple):
+        if isinstance(holder, kind):
+            return kind.__getitem__
+    return operator.getitem
+
+
+class Guards:
+    """What is to be the same at a replay: (holder, key, what it was). Asked before or beside each.
+
+    Args:
+        guards: Some 35 ns each, for a tensor five times that: in C, one call for all of them.
+        read: Tensors that a graph reads, and that nobody may have found on the host.
+        are_at: Returns what tells whether tensors are at given addresses.
+        are_as_now: Returns what tells whether tensors have the shapes, strides and dtypes that they have now.
+    """
+
+    def __init__(
+        self,
+        guards: list[tuple[Any, Any, Any]],
+        read: Iterable[Any] = (),
+        are_at: Callable[[list[Any]], Callable[[list[int]], bool]] | None = None,
+        are_as_now: Callable[[list[Any]], Callable[[], bool]] | None = None,
+    ) -> None:
+        self._all = guards
+        self._weres = [was.tensor if type(was) is WasTensor else was for _, _, was in guards]
+        known = {id(was.tensor): was for _, _, was in guards if type(was) is WasTensor}
+        known.update((id(one), WasTensor(one, one.data_ptr())) for one in read if id(one) not in known)
+        #: All tensors among them.
+        self.tensors = [one for one, _ in known.values()]
+        self._addresses = [address for _, address in known.values()]
+        self._are_at = (are_at or _are_at)(self.tensors)
+        self._are_as_now = are_as_now(self.tensors) if are_as_now is not None else lambda: True
+        self._groups: list[tuple[Callable[..., Any], list[Any], list[Any], list[int]]] = []
+        #: Those whose answer is a new object each time.
+        self._sized: list[Any] = []
+        self._lengths: list[int] = []
+        self._contents: list[tuple[Any, Any, Any]] = []
+        self._sort()
+
+    def _sort(self) -> None:
+        by_getter: dict[Any, list[int]] = {}
+        for index, (holder, key, was) in enumerate(self._all):
+            if key is LENGTH:
+                self._sized.append(holder)
+                self._lengths.append(was)
+            elif key is CONTENTS:
+                self._contents.append((holder, key, was))
+            elif key is not ITSELF:
+                slot, cell = isinstance(key, Slot), key is CELL
+                getter = object.__getattribute__ if slot else _cell_contents if cell else _getter_of(holder)
+                by_getter.setdefault(getter, []).append(index)
+        for getter, places in by_getter.items():
+            holders = [self._all[index][0] for index in places]
+            keys = [self._all[index][1] for index in places]
+            keys = [key.name if isinstance(key, Slot) else key for key in keys]
+            self._groups.append((getter, holders, keys, places))
+        self._known = self._stood()
+
+    def _stood(self) -> list[list[Any]]:
+        return [[self._weres[index] for index in places] for *_, places in self._groups]
+
+    def moved(self) -> bool:
+        """Return whether memory that the graph may read is not where it was: it must not be replayed."""
+        return bool(self.tensors) and not self._are_at(self._addresses)
+
+    def rebound(self) -> bool:
+        """Return whether something else stands where what the graph knows stood, or another value."""
+        try:
+            if not self._are_as_now() or list(map(len, self._sized)) != self._lengths:
+                return True
+            if self._contents and not all(same(get(holder, key), was) for holder, key, was in self._contents):
+                return True
+            for (getter, holders, keys, _), known in zip(self._groups, self._known, strict=True):
+                found = map(getter, holders) if getter is _cell_contents else map(getter, holders, keys)
+                if not all(map(operator.is_, found, known)):
+                    break
+            else:
+                return False
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError):  # gone; or asked in another way
+            pass
+        return self._any_other()
+
+    def _any_other(self) -> bool:
+        found = list(starmap(get, (each[:2] for each in self._all)))
+        if not all(map(same, found, (was for _, _, was in self._all))):
+            return True
+        self._weres = found  # equal ones, which are known at a glance from now on
+        self._known = self._stood()
+        return False
+
+    def stale(self) -> bool:
+        """Return whether any of them does not hold any more."""
+        return self.moved() or self.rebound()
+
+
+def _are_at(tensors: list[Any]) -> Callable[[list[int]], bool]:
+    return lambda addresses: [tensor.data_ptr() for tensor in tensors] == addresses
