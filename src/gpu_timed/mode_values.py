@@ -99,6 +99,11 @@ class CudaGraph:
     A signature is shapes, dtypes, devices and strides of the tensors, the other arguments, and the state of grad
     mode, inference mode and autocast.
 
+    What the function reads on the host is compared at each replay, and what changed has it captured anew. Not noticed
+    is what changes later in iterators, generators and other objects of C, in random numbers of the host, context
+    variables, thread's locals, files and the environment, in settings of torch and other libraries, in arrays of the
+    host of more than 64 KiB, and under names made at run time.
+
     Args:
         warmup: Calls of a signature that run eagerly, watched, before one is captured, at least 1.
         max_graphs: Graphs of a site that are kept, at least 1; beyond it the one that was replayed longest ago goes.

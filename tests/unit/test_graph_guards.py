@@ -73,6 +73,8 @@ class Methods:
     def inner(self, a): return a * SCALE * self.w * self.K
     def step(self, a): return self.inner(a)
 class Derived(Methods): pass
+class Calls:
+    def __call__(self, a): return a * SCALE
 class Operator:
     def __matmul__(self, a): return a * SCALE
 OPERATOR = Operator()
@@ -245,6 +247,30 @@ def test_functions_of_torch_are_looked_at_where_they_stand(graphs: Device, monke
             patch.setattr(holder, name, other_one)
             assert f(x()).tolist() == x().sin().tolist()
     assert graphs.captures == 2 * len(changes)
+
+
+@pytest.mark.parametrize("how", ["function", "module", "method", "partial", "instance"])
+def test_what_a_site_inside_reads_is_looked_at_too(graphs: Device, user: User, how: str) -> None:
+    """Whatever stands around it."""
+    module, methods = Inner(2.0), user.Methods()
+    decorated: Any = {
+        "function": lambda: gpu_timed(user.plain, name="inner"),
+        "module": lambda: gpu_timed(module, name="inner"),
+        "method": lambda: gpu_timed(methods.step, name="inner"),
+        "partial": lambda: gpu_timed(functools.partial(user.plain), name="inner"),
+        "instance": lambda: gpu_timed(user.Calls(), name="inner"),
+    }[how]()
+    f = gpu_timed(lambda a: decorated(a) + 1, name="outer", mode=GRAPH)
+    for _ in range(4):
+        before = f(x()).tolist()
+    if how == "module":
+        module.scale = 5.0
+    else:
+        user.SCALE = 5.0
+    expected = (decorated(x()) + 1).tolist()
+    assert expected != before
+    assert f(x()).tolist() == expected
+    assert graphs.captures == 2
 
 
 @pytest.mark.parametrize("where", ["global of a helper", "deque", "array", "set", "tuple put anew"])

@@ -321,6 +321,9 @@ class Graphed(Launcher):
                     with self._lock:
                         why = capturing.compare(captured, fresh, watch, taken, leaves, drawn)
         except Passing as error:
+            if new:
+                self._give_up(known, captured, "")
+                captured = None
             known.failed_captures += 1
             if known.failed_captures < _MOST_FAILURES:
                 self._cold(opened, f"not captured now, tried at a later call: {error}"[:_MOST_TEXT], began)

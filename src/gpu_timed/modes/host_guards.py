@@ -122,22 +122,25 @@ class Guards:
         are_as_now: Callable[[list[Any]], Callable[[], bool]] | None = None,
     ) -> None:
         self._all = guards
-        self._weres = [was.tensor if type(was) is WasTensor else was for _, _, was in guards]
         known = {id(was.tensor): was for _, _, was in guards if type(was) is WasTensor}
         known.update((id(one), WasTensor(one, one.data_ptr())) for one in read if id(one) not in known)
         #: All tensors among them.
         self.tensors = [one for one, _ in known.values()]
         self._addresses = [address for _, address in known.values()]
         self._are_at = (are_at or _are_at)(self.tensors)
-        self._are_as_now = are_as_now(self.tensors) if are_as_now is not None else lambda: True
-        self._groups: list[tuple[Callable[..., Any], list[Any], list[Any], list[int]]] = []
+        self._are_as_now = are_as_now(self.tensors) if are_as_now is not None and self.tensors else None
+        #: Of each way to ask: it, whom, for what, what it is to be; and which guards those are.
+        self._groups: list[tuple[Callable[..., Any], list[Any], list[Any], list[Any]]] = []
+        self._cells: list[Any] = []
+        self._in_cells: list[Any] = []
+        self._indices: list[tuple[list[int], list[Any]]] = []
         #: Those whose answer is a new object each time.
         self._sized: list[Any] = []
         self._lengths: list[int] = []
         self._contents: list[tuple[Any, Any, Any]] = []
-        self._sort()
+        self._sort([was.tensor if type(was) is WasTensor else was for _, _, was in guards])
 
-    def _sort(self) -> None:
+    def _sort(self, weres: list[Any]) -> None:
         by_getter: dict[Any, list[int]] = {}
         for index, (holder, key, was) in enumerate(self._all):
             if key is LENGTH:
@@ -150,14 +153,14 @@ class Guards:
                 getter = object.__getattribute__ if slot else _cell_contents if cell else _getter_of(holder)
                 by_getter.setdefault(getter, []).append(index)
         for getter, places in by_getter.items():
-            holders = [self._all[index][0] for index in places]
+            holders, known = [self._all[index][0] for index in places], [weres[index] for index in places]
             keys = [self._all[index][1] for index in places]
-            keys = [key.name if isinstance(key, Slot) else key for key in keys]
-            self._groups.append((getter, holders, keys, places))
-        self._known = self._stood()
-
-    def _stood(self) -> list[list[Any]]:
-        return [[self._weres[index] for index in places] for *_, places in self._groups]
+            if getter is _cell_contents:
+                self._cells, self._in_cells = holders, known
+            else:
+                keys = [key.name if isinstance(key, Slot) else key for key in keys]
+                self._groups.append((getter, holders, keys, known))
+            self._indices.append((places, known))
 
     def moved(self) -> bool:
         """Return whether memory that the graph may read is not where it was: it must not be replayed."""
@@ -165,17 +168,20 @@ class Guards:
 
     def rebound(self) -> bool:
         """Return whether something else stands where what the graph knows stood, or another value."""
+        are_as_now = self._are_as_now
         try:
-            if not self._are_as_now() or list(map(len, self._sized)) != self._lengths:
+            if are_as_now is not None and not are_as_now():
+                return True
+            if self._sized and list(map(len, self._sized)) != self._lengths:
                 return True
             if self._contents and not all(same(get(holder, key), was) for holder, key, was in self._contents):
                 return True
-            for (getter, holders, keys, _), known in zip(self._groups, self._known, strict=True):
-                found = map(getter, holders) if getter is _cell_contents else map(getter, holders, keys)
-                if not all(map(operator.is_, found, known)):
-                    break
-            else:
-                return False
+            if not self._cells or all(map(operator.is_, map(_cell_contents, self._cells), self._in_cells)):
+                for getter, holders, keys, known in self._groups:
+                    if not all(map(operator.is_, map(getter, holders, keys), known)):
+                        break
+                else:
+                    return False
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError):  # gone; or asked in another way
             pass
         return self._any_other()
@@ -184,8 +190,8 @@ class Guards:
         found = list(starmap(get, (each[:2] for each in self._all)))
         if not all(map(same, found, (was for _, _, was in self._all))):
             return True
-        self._weres = found  # equal ones, which are known at a glance from now on
-        self._known = self._stood()
+        for places, known in self._indices:  # equal ones, which are known at a glance from now on
+            known[:] = [found[index] for index in places]
         return False
 
     def stale(self) -> bool:

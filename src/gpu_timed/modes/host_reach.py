@@ -2,8 +2,8 @@
 
 Looked into is what a function names: its closure, globals, modules' attributes, and of the classes of the objects that
 it reaches the functions and attributes with a name that any of these functions uses. Not seen is what has no name in
-the code: ``getattr`` with a name made at run time, ``vars()``. Of torch, NumPy and the standard library it is seen
-whether another function stands where one stood, and no more.
+the code: ``getattr`` with a name made at run time, ``vars()``. Of torch, NumPy and the standard library, and of the
+other libraries in ``_CLOSED``, it is seen whether another function stands where one stood, and no more.
 """
 
 from __future__ import annotations
@@ -19,8 +19,25 @@ _MOST_FUNCTIONS: Final = 4_096
 _MOST_NAME: Final = 64
 _OURS: Final = "_gpu_timed_"
 _CLOSED: Final = frozenset(
-    {"torch", "gpu_timed", "numpy", "builtins", "triton", "opentelemetry", *sys.stdlib_module_names}
+    {
+        *(
+            "torch",
+            "gpu_timed",
+            "numpy",
+            "triton",
+            "numba",
+            "llvmlite",
+            "cupy",
+            "jax",
+            "jaxlib",
+            "cuda",
+            "opentelemetry",
+        ),
+        *("wrapt", "_wrappers", "pandas", "scipy", "matplotlib", "tqdm", "wandb", "builtins"),
+        *sys.stdlib_module_names,
+    }
 )
+"""Libraries whose own objects and functions are not looked into: large, and no place for the settings of a model."""
 _INSIDE: Final = ("func", "__func__", "fget", "__wrapped__", "args", "keywords")
 _HOLDERS: Final = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 

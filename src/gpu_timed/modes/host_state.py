@@ -167,10 +167,10 @@ class Snapshot:
             self._parts(name, value)
         elif is_array(value):
             self._place(name, value, CONTENTS)
+        self._reach.look(value)  # it may stand around a function
         if kind.__module__.partition(".")[0] not in _OPEN and is_closed(kind.__module__):
             return
         self._reach.classes(kind)
-        self._reach.look(value)  # it may stand around a function
         self._attributes(name, value)
 
     def _parts(self, name: str, value: Any) -> None:
