@@ -370,7 +370,11 @@ def test_compare_modes(tmp_path: Path) -> None:
     for said in ("batch = 1\n", "batch = 256\n", "the same as a page: gpu_timed-compare.html"):
         assert said in told
     assert re.search(r"cuda_graph is \w+ than eager|No verdict on cuda_graph: .+", told)
-    assert re.search(r"^row by row is (slower|faster|same|ambiguous)\b.*|^It cannot be told whether row by row .+", told, re.MULTILINE)
+    assert re.search(
+        r"^row by row is (slower|faster|same|ambiguous)\b.*|^It cannot be told whether row by row .+",
+        told,
+        re.MULTILINE,
+    )
     page = (tmp_path / "gpu_timed-compare.html").read_text(encoding="utf-8")
     assert page.count("</svg>") >= 4
     assert not re.search(r"""(?:src|href)=["']http""", page)
