@@ -9,9 +9,10 @@ Needs a CUDA device and torch. Three tables:
   relative to the largest value (``equal``: bit for bit; what compiled code draws at random is other numbers). Modes
   that compile run a decode step of ``--compile-layers`` layers, since 22 take a minute to compile.
 * ``cuda_graph`` against the same by hand: a copy of each input, ``CUDAGraph.replay()``, a copy of each output;
-  ``alias`` against the same without copies of the outputs. Blocks of calls in turn; the ratio of wall medians of
-  neighbouring blocks, with the half-width of its 95 % bootstrap interval. ``then wait``: each call waited for;
-  ``in a row``: twenty calls, then the wait. ``span``: with a deferred span around each call as well.
+  ``alias`` against the same without copies of the outputs; ``by hand, anew`` is a second capture by hand, which
+  shows how much one graph differs from another of the same function. Blocks of calls in turn; the ratio of wall
+  medians of neighbouring blocks, with the half-width of its 95 % bootstrap interval. ``then wait``: each call waited
+  for; ``in a row``: twenty calls, then the wait. ``span``: with a deferred span around each call as well.
 * The parts of one call in the mode, each alone, nanoseconds on the host.
 
 Without a device ``--make-believe`` prints the last table for a device that captures on the CPU: Python's part.
@@ -160,6 +161,7 @@ def beside_by_hand(name: str, workload: Workload, rounds: int) -> dict[str, Any]
     """Measure ``cuda_graph`` against the same by hand, print a row for each arm, and return them."""
     arms: dict[str, tuple[Callable[..., Any], str]] = {
         "by hand": (ByHand(workload, clones=True), "by hand"),
+        "by hand, anew": (ByHand(workload, clones=True), "by hand"),
         "cuda_graph": (gpu_timed(workload.function, name=f"{name} g", mode="cuda_graph", every=UNMEASURED), "by hand"),
         "and span": (gpu_timed(workload.function, name=f"{name} s", mode="cuda_graph", sync="deferred"), "by hand"),
         "by hand, alias": (ByHand(workload, clones=False), "by hand, alias"),
@@ -224,7 +226,7 @@ def stages(of: str, workload: Workload, wait: Callable[[], object]) -> dict[str,
         "same signature": lambda: alike.tensors(arguments, names),
         "(taken apart, if another)": lambda: launcher._take(arguments, names),
         f"memory where it was ({len(captured.guards.tensors)})": captured.guards.moved,
-        f"host state as it was ({len(captured.guards._weres)})": captured.guards.rebound,
+        f"host state as it was ({captured.guards.count})": captured.guards.rebound,
         "order of streams": graph.order,
         f"copies in ({len(given)})": lambda: torch_values.copy_into(captured.static, given),
         "of that torch's own": lambda: [one.copy_(other) for one, other in zip(captured.static, given, strict=True)],

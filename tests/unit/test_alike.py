@@ -106,7 +106,7 @@ def test_modes_of_torch_that_are_others_are_others() -> None:
 @pytest.mark.parametrize("autocast_is", [True])
 def test_autocast_is_asked_for(monkeypatch: pytest.MonkeyPatch, autocast_is: bool) -> None:
     known = made(zeros(2))
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: autocast_is)
+    monkeypatch.setattr(torch_values, "_is_autocast", lambda *_: autocast_is)
     assert known(zeros(2)) is None
     assert alike(zeros(2)) is None
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import itertools
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +22,15 @@ numpy = pytest.importorskip("numpy")
 import torch.utils._pytree as pytree  # noqa: E402
 from make_believe_graphs import Device  # noqa: E402 - needs torch
 
-from gpu_timed.modes import graphed, host_state, torch_graphs, torch_values  # noqa: E402
+from gpu_timed.modes import graphed, host_guards, host_state, torch_graphs, torch_values  # noqa: E402
 
 GRAPH = CudaGraph(warmup=1)
+
+
+@pytest.fixture(autouse=True, params=["dicts asked", "dicts watched"])
+def how_dicts_are_known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether each entry of a dict is looked at, or torch is asked which dicts were written to."""
+    monkeypatch.setattr(host_guards, "_FEWEST_WATCHED", 0 if request.param == "dicts watched" else 1 << 30)
 
 
 @pytest.fixture
@@ -120,6 +128,31 @@ class Inner(torch.nn.Module):  # type: ignore[misc]
         return a * self.scale
 
 
+class Twice(Inner):
+    def forward(self, a: Any) -> Any:
+        return a * self.scale * 2
+
+
+class Nines(torch.nn.ReLU):  # type: ignore[misc]
+    def forward(self, a: Any) -> Any:
+        return a * 9
+
+
+class Buffered(torch.nn.Module):  # type: ignore[misc]
+    def forward(self, a: Any) -> Any:
+        return a * sum(self.buffers(), 1.0)
+
+
+class Calling:
+    def __call__(self, a: Any) -> Any:
+        return a * 1
+
+
+class CallingNines:
+    def __call__(self, a: Any) -> Any:
+        return a * 9
+
+
 def scaled(value: float, a: Any) -> Any:
     return a * value
 
@@ -157,6 +190,8 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
     picked = Thing(function=given)
     methods, derived = user.Methods(), user.Derived()
     user.MODEL = Inner()
+    inner, buffered, calling, empty = Inner(), Buffered(), Calling(), Thing(some={})
+    with_relu = torch.nn.Sequential(torch.nn.ReLU(), Inner())
 
     def put(holder: Any, name: str, value: Any) -> Callable[[], Any]:
         return lambda: setattr(holder, name, value)
@@ -197,6 +232,15 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
         "what a function reads that torch stands around": (user.around(user.plain), put(user, "SCALE", 5.0)),
         "what an operator reads": (user.operates, put(user, "SCALE", 5.0)),
         "what a decorated function reads": (user.without_grad, put(user, "SCALE", 5.0)),
+        "the class of a module": (lambda a: inner(a) * 1, put(inner, "__class__", Twice)),
+        "the class of a module of torch": (with_relu, put(with_relu[0], "__class__", Nines)),
+        "the class of an object": (lambda a: calling(a) * 1, put(calling, "__class__", CallingNines)),
+        "all attributes at once": (lambda a: a * held.cfg.w, put(held.cfg, "__dict__", {"w": nines()})),
+        "a buffer of a module that had none": (buffered, lambda: buffered.register_buffer("b", torch.tensor(4.0))),
+        "what an empty dict took over whole": (
+            lambda a: a * sum(empty.some.values(), 1.0),
+            lambda: empty.some.update({"one": 4.0}),
+        ),
     }
 
 
@@ -209,6 +253,8 @@ NAMES = (
     *("what forward reads", "what a method's method reads", "what a property reads", "an attribute of a class"),
     *("what hides one of a class that it inherits", "what a function reads that torch stands around"),
     *("what hides one of a class", "what an operator reads", "what a decorated function reads"),
+    *("the class of a module", "the class of a module of torch", "the class of an object", "all attributes at once"),
+    *("a buffer of a module that had none", "what an empty dict took over whole"),
 )
 
 
@@ -224,6 +270,21 @@ def test_what_stands_where_another_stood_is_not_the_graphs(graphs: Device, user:
     assert expected != before
     assert [f(x()).tolist() for _ in range(3)] == [expected] * 3
     assert graphs.captures == 2
+
+
+def test_the_class_of_an_argument_is_looked_at(graphs: Device) -> None:
+    """Which is not kept alive for it."""
+    calling = Calling()
+    f = gpu_timed(lambda a, by: by(a) * 1, name="f", mode=GRAPH)
+    for _ in range(4):
+        assert f(x(), calling).tolist() == [1.0, 2.0]
+    assert graphs.replays == 3
+    calling.__class__ = CallingNines  # type: ignore[assignment]
+    assert [f(x(), calling).tolist() for _ in range(3)] == [[9.0, 18.0]] * 3
+    alive = weakref.ref(calling)
+    del calling
+    gc.collect()
+    assert alive() is None
 
 
 def test_every_place_is_looked_at(user: User) -> None:
@@ -557,8 +618,12 @@ class Box:
 
 def test_no_code_of_the_user_runs_with_the_lock(graphs: Device) -> None:
     """Nor at the comparison: what it waits for may be waiting for this."""
+
+    class Kept(Box):
+        pass
+
     free: list[bool] = []
-    f = gpu_timed(lambda a: Box(a * 2), name="f", mode=GRAPH)
+    f = gpu_timed(lambda a: Kept(a * 2), name="f", mode=GRAPH)
     made = []
     real = graphed.Graphed.__init__
 
@@ -580,13 +645,13 @@ def test_no_code_of_the_user_runs_with_the_lock(graphs: Device) -> None:
 
     def unflatten(leaves: Any, _: Any) -> Box:
         look()
-        return Box(*leaves)
+        return Kept(*leaves)
 
     def init(self: Any, *more: Any, **named: Any) -> None:
         made.append(self)
         real(self, *more, **named)
 
-    pytree.register_pytree_node(Box, flatten, unflatten)
+    pytree.register_pytree_node(Kept, flatten, unflatten)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphed.Graphed, "__init__", init)
         for _ in range(4):

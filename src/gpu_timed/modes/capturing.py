@@ -161,7 +161,7 @@ class Capturing:
             made.plan = [self._plan(leaf, static, watch) for leaf in leaves]
             made.spec, made.together = spec, values.together(spec, graph.outputs)
             snapshot = host_state.Snapshot(self._function, taken.leaves, values.is_tensor)
-            made.guards = snapshot.guards(made.keep, values.are_at, values.are_as_now)
+            made.guards = snapshot.guards(made.keep, values.are_at, values.are_as_now, values.writes)
             made.shares = self._shares(watch, taken, snapshot.tensors)
             made.guards_first = bool(watch.changed or draws or watch.streams) or not self.sees_all
             if not made.guards_first:

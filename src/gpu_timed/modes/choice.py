@@ -122,14 +122,9 @@ class Switch:
             mode: Mode | str | None = site.mode
             if self.in_force or site.mode_source is not None:
                 mode = self.choose(site, arguments, named)
-            if mode is None:
-                launcher = None
-            elif isinstance(mode, Eager | str):
-                launcher = None
-                if opened is not None:
-                    opened.ran = Ran(EAGER.name, UNKNOWN, mode) if isinstance(mode, str) else _EAGER
-            else:
-                launcher = site.launchers.get((id(function), id(mode))) or self._launcher(site, function, mode)
+            launcher = site.launchers.get((id(function), id(mode)))
+            if launcher is None:
+                launcher = self._launcher_of(site, function, opened, mode)
         except Exception as error:  # noqa: BLE001 - rule 1
             self._ledger().fault("mode", error)
             launcher = None
@@ -172,7 +167,16 @@ class Switch:
         """Count a fault of gpu_timed's own."""
         self._ledger().fault(kind, error)
 
-    def _launcher(self, site: Site, function: Callable[..., Any], mode: Mode) -> Launcher:
+    def _launcher_of(
+        self, site: Site, function: Callable[..., Any], opened: Any, mode: Mode | str | None
+    ) -> Launcher | None:
+        """Return a launcher that is new; None where none is asked for, and tell *opened* so."""
+        if mode is None:
+            return None
+        if isinstance(mode, Eager | str):
+            if opened is not None:
+                opened.ran = Ran(EAGER.name, UNKNOWN, mode) if isinstance(mode, str) else _EAGER
+            return None
         kept = site.launchers
         kind: type[Launcher] = Compiled if isinstance(mode, Compile) else Graphed
         if len(kept) >= _MOST_LAUNCHERS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import starmap
 from typing import Any, Final, NamedTuple
@@ -16,6 +17,9 @@ PLAIN: Final = (int, float, complex, bool, str, bytes, range, type(None))
 _MOST_BYTES: Final = 1 << 16
 """Of an array of the host, say: some 3 µs to compare. What is in a larger one is not looked at."""
 _MOST_NESTED: Final = 8
+_FEWEST_WATCHED: Final = 8
+"""Dicts that are asked sooner than whether any was written to."""
+_TRUE_IF_FULL: Final = (dict, OrderedDict)
 _BY_VALUE: Final = frozenset({("torch", "device"), ("torch", "dtype")})
 
 
@@ -61,6 +65,12 @@ LENGTH: Final = Special("'s length", len)
 CELL: Final = Special("", _cell_contents)
 CONTENTS: Final = Special("'s contents", _contents)
 ITSELF: Final = Special("", lambda holder: holder)
+CLASS: Final = Special("'s class", type)
+ATTRIBUTES: Final = Special("'s __dict__", lambda holder: object.__getattribute__(holder, "__dict__"))
+CLASS_BEHIND: Final = Special(CLASS.shown, lambda weak: type(weak()))
+"""Of what a weak reference is to."""
+ATTRIBUTES_BEHIND: Final = Special(ATTRIBUTES.shown, lambda weak: ATTRIBUTES.get(weak()))
+_ONE_BY_ONE: Final = frozenset({CONTENTS, ATTRIBUTES, CLASS_BEHIND, ATTRIBUTES_BEHIND})
 _GONE: Final = object()
 
 
@@ -112,6 +122,7 @@ class Guards:
         read: Tensors that a graph reads, and that nobody may have found on the host.
         are_at: Returns what tells whether tensors are at given addresses.
         are_as_now: Returns what tells whether tensors have the shapes, strides and dtypes that they have now.
+        writes: Returns what tells which dicts were written to, so that no other need be looked into; or None.
     """
 
     def __init__(
@@ -120,6 +131,7 @@ class Guards:
         read: Iterable[Any] = (),
         are_at: Callable[[list[Any]], Callable[[list[int]], bool]] | None = None,
         are_as_now: Callable[[list[Any]], Callable[[], bool]] | None = None,
+        writes: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self._all = guards
         known = {id(was.tensor): was for _, _, was in guards if type(was) is WasTensor}
@@ -129,32 +141,62 @@ class Guards:
         self._addresses = [address for _, address in known.values()]
         self._are_at = (are_at or _are_at)(self.tensors)
         self._are_as_now = are_as_now(self.tensors) if are_as_now is not None and self.tensors else None
+        #: Dicts that were empty, and lengths of what cannot be asked so.
+        self._empty: list[Any] = []
+        self._sized: list[Any] = []
+        self._lengths: list[int] = []
+        self._others: list[tuple[Any, Any, Any]] = []
+        self._objects: list[Any] = []
+        self._classes: list[Any] = []
         #: Of each way to ask: it, whom, for what, what it is to be; and which guards those are.
         self._groups: list[tuple[Callable[..., Any], list[Any], list[Any], list[Any]]] = []
         self._cells: list[Any] = []
         self._in_cells: list[Any] = []
         self._indices: list[tuple[list[int], list[Any]]] = []
-        #: Those whose answer is a new object each time.
-        self._sized: list[Any] = []
-        self._lengths: list[int] = []
-        self._contents: list[tuple[Any, Any, Any]] = []
-        self._sort([was.tensor if type(was) is WasTensor else was for _, _, was in guards])
+        #: What tells which dicts were written to, and which guards are in each.
+        self._writes: Any = None
+        self._within: list[list[tuple[Any, Any, Any]]] = []
+        self._direct = self._without_watched(writes)
+        self._sort([was.tensor if type(was) is WasTensor else was for _, _, was in self._direct])
+
+    def _without_watched(self, writes: Callable[[list[Any]], Any] | None) -> list[tuple[Any, Any, Any]]:
+        """Return the guards that are to be asked at each replay, one by one."""
+        direct: list[tuple[Any, Any, Any]] = []
+        within: dict[int, list[tuple[Any, Any, Any]]] = {}
+        for guard in self._all:
+            holder, key, was = guard
+            if key is LENGTH and not was and type(holder) in _TRUE_IF_FULL:
+                self._empty.append(holder)
+            elif writes is not None and isinstance(holder, dict) and key is not CLASS and not _is_namespace(holder):
+                within.setdefault(id(holder), []).append(guard)
+            else:
+                direct.append(guard)
+        if writes is not None and len(within) >= _FEWEST_WATCHED:
+            self._writes = writes([guards[0][0] for guards in within.values()])
+        if self._writes is not None:
+            self._within = list(within.values())
+        else:
+            direct += [guard for guards in within.values() for guard in guards]
+        return direct
 
     def _sort(self, weres: list[Any]) -> None:
         by_getter: dict[Any, list[int]] = {}
-        for index, (holder, key, was) in enumerate(self._all):
+        for index, (holder, key, was) in enumerate(self._direct):
             if key is LENGTH:
                 self._sized.append(holder)
                 self._lengths.append(was)
-            elif key is CONTENTS:
-                self._contents.append((holder, key, was))
+            elif key is CLASS:
+                self._objects.append(holder)
+                self._classes.append(was)
+            elif isinstance(key, Special) and key in _ONE_BY_ONE:
+                self._others.append((holder, key, was))
             elif key is not ITSELF:
                 slot, cell = isinstance(key, Slot), key is CELL
                 getter = object.__getattribute__ if slot else _cell_contents if cell else _getter_of(holder)
                 by_getter.setdefault(getter, []).append(index)
         for getter, places in by_getter.items():
-            holders, known = [self._all[index][0] for index in places], [weres[index] for index in places]
-            keys = [self._all[index][1] for index in places]
+            holders, known = [self._direct[index][0] for index in places], [weres[index] for index in places]
+            keys = [self._direct[index][1] for index in places]
             if getter is _cell_contents:
                 self._cells, self._in_cells = holders, known
             else:
@@ -162,19 +204,34 @@ class Guards:
                 self._groups.append((getter, holders, keys, known))
             self._indices.append((places, known))
 
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._all)
+
     def moved(self) -> bool:
         """Return whether memory that the graph may read is not where it was: it must not be replayed."""
         return bool(self.tensors) and not self._are_at(self._addresses)
 
     def rebound(self) -> bool:
         """Return whether something else stands where what the graph knows stood, or another value."""
-        are_as_now = self._are_as_now
+        are_as_now, writes = self._are_as_now, self._writes
         try:
             if are_as_now is not None and not are_as_now():
                 return True
+            if any(self._empty):
+                return True
+            if writes is not None:
+                written = writes.look()
+                if written:
+                    if not all(_holds(guard) for place in written for guard in self._within[place]):
+                        return True
+                    writes.well()
             if self._sized and list(map(len, self._sized)) != self._lengths:
                 return True
-            if self._contents and not all(same(get(holder, key), was) for holder, key, was in self._contents):
+            if list(map(type, self._objects)) != self._classes:
+                return True
+            if self._others and not all(map(_holds, self._others)):
                 return True
             if not self._cells or all(map(operator.is_, map(_cell_contents, self._cells), self._in_cells)):
                 for getter, holders, keys, known in self._groups:
@@ -187,8 +244,10 @@ class Guards:
         return self._any_other()
 
     def _any_other(self) -> bool:
-        found = list(starmap(get, (each[:2] for each in self._all)))
-        if not all(map(same, found, (was for _, _, was in self._all))):
+        if not all(_holds(guard) for guards in self._within for guard in guards):
+            return True
+        found = list(starmap(get, (each[:2] for each in self._direct)))
+        if not all(map(same, found, (was for _, _, was in self._direct))):
             return True
         for places, known in self._indices:  # equal ones, which are known at a glance from now on
             known[:] = [found[index] for index in places]
@@ -197,6 +256,16 @@ class Guards:
     def stale(self) -> bool:
         """Return whether any of them does not hold any more."""
         return self.moved() or self.rebound()
+
+
+def _holds(guard: tuple[Any, Any, Any]) -> bool:
+    holder, key, was = guard
+    return same(get(holder, key), was)
+
+
+def _is_namespace(holder: dict[Any, Any]) -> bool:
+    """Return whether it is that of a module: much is written there that nobody asks for."""
+    return dict.__contains__(holder, "__builtins__") or dict.__contains__(holder, "__spec__")
 
 
 def _are_at(tensors: list[Any]) -> Callable[[list[int]], bool]:

@@ -4,9 +4,9 @@ A graph replays what the device did and nothing that the host did: a counter tha
 a replay. So a call that changes what is here is not captured; and whoever changes a value between two calls, or puts
 another object or tensor in the place of one, has the graph captured anew.
 
-Looked at are plain values, tensors (identity, address, shape, strides), the identity of every object in between, and
-the lengths of what holds them: dicts, lists, tuples, sets, deques, attributes, slots, and small arrays of the host. It
-is bounded: a call that reaches more is not captured.
+Looked at are plain values, tensors (identity, address, shape, strides), the identity and class of every object in
+between, and the lengths of what holds them: dicts, lists, tuples, sets, deques, attributes, slots, and small arrays of
+the host. It is bounded: a call that reaches more is not captured.
 
 Not seen are: state in objects of C, as iterators and generators (of random numbers, too), context variables, thread's
 locals, files and the environment; arrays of the host of more than 64 KiB; and what :mod:`gpu_timed.modes.host_reach`
@@ -17,12 +17,17 @@ changes there later is not noticed.
 from __future__ import annotations
 
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from gpu_timed.modes.host_guards import (
+    ATTRIBUTES,
+    ATTRIBUTES_BEHIND,
     CELL,
+    CLASS,
+    CLASS_BEHIND,
     CONTENTS,
     ITSELF,
     LENGTH,
@@ -42,6 +47,10 @@ _MOST_PARTS: Final = 4_096
 _INSIDE: Final = frozenset({"_modules", "_parameters", "_buffers"})
 _NEVER_ANOTHER: Final = _INSIDE | {"_forward_hooks", "_forward_pre_hooks"}
 """Dicts of a module of torch, which stay the same ones as long as it lives: a quarter of all guards otherwise."""
+_CONTAINERS: Final = "torch.nn.modules.container"
+"""Where torch's modules come from that go through what is in them. Its others ask by name, for what they always had."""
+_CAN_BE_ANOTHERS: Final = 1 << 9
+"""The flag of classes whose objects can be given another class: those made by a ``class`` statement."""
 _OPEN: Final = frozenset({"builtins", "torch", "collections", "types", "functools", "argparse", "enum", "__main__"})
 """Where objects come from that are looked into, of the modules whose functions are not."""
 _NO_STATE: Final = frozenset(
@@ -81,7 +90,10 @@ class Snapshot:
             reach.look(function)
         else:
             self._follow("", function)
-        self._todo += [("an argument", value) for value in values if not isinstance(value, PLAIN)]
+        given = [value for value in values if not isinstance(value, PLAIN)]
+        #: Which are to be known and not to be kept alive: a cache of a request is one of them.
+        self._arguments = set(map(id, given))
+        self._todo += [("an argument", value) for value in given]
         known = -1
         while self._todo or known != len(self.held):
             known = len(self.held)
@@ -108,9 +120,10 @@ class Snapshot:
         read: Iterable[Any] = (),
         are_at: Callable[[list[Any]], Callable[[list[int]], bool]] | None = None,
         are_as_now: Callable[[list[Any]], Callable[[], bool]] | None = None,
+        writes: Callable[[list[Any]], Any] | None = None,
     ) -> Guards:
         """Return what is to be the same at a replay. The arguments as of :class:`Guards`."""
-        return Guards([each[1:] for each in self.held], read, are_at, are_as_now)
+        return Guards([each[1:] for each in self.held], read, are_at, are_as_now, writes)
 
     @property
     def tensors(self) -> list[Any]:
@@ -196,12 +209,15 @@ class Snapshot:
             inside = object.__getattribute__(value, "__dict__")
         except (AttributeError, TypeError):
             inside = None
+        self._kind(name, value, inside)
         if type(inside) is dict:
-            is_module = "_modules" in inside and "_parameters" in inside
+            is_module = _is_module(inside)
+            of_torch = is_module and is_closed(type(value).__module__) and type(value).__module__ != _CONTAINERS
             self._place(name, inside, LENGTH)
             for key in list(inside):
                 if is_module and key in _NEVER_ANOTHER:
-                    self._todo.append((name, inside[key]))
+                    if inside[key] or key not in _INSIDE or not of_torch:
+                        self._todo.append((name, inside[key]))
                 elif not (is_module and key in _NO_STATE):
                     self._place(name, inside, key)
         for base in type(value).__mro__:
@@ -210,8 +226,26 @@ class Snapshot:
                     if isinstance(descriptor, types.MemberDescriptorType):
                         self._place(name, value, Slot.of(slot))
 
+    def _kind(self, name: str, value: Any, inside: Any) -> None:
+        """Take note of its class, and of its attributes as a whole: that of modules is not put in another's place."""
+        if not type(value).__flags__ & _CAN_BE_ANOTHERS:
+            return
+        holder, keys = value, (CLASS, ATTRIBUTES)
+        if id(value) in self._arguments:
+            try:
+                holder, keys = weakref.ref(value), (CLASS_BEHIND, ATTRIBUTES_BEHIND)
+            except TypeError:
+                pass  # what cannot be known weakly is kept alive anyway
+        self._place(name, holder, keys[0])
+        if type(inside) is dict and not _is_module(inside):
+            self._place(name, holder, keys[1])
+
 
 _GONE: Final = _get({}, 0)
+
+
+def _is_module(inside: dict[str, Any]) -> bool:
+    return "_modules" in inside and "_parameters" in inside
 
 
 def _shown(key: Any) -> str:

@@ -13,8 +13,9 @@ A call that draws random numbers, or works on streams of its own, is captured by
 about both: see :mod:`gpu_timed.modes.cuda_graphs` for why not every call.
 
 Private, versions seen 2.6 to 2.13: ``torch._C._cuda_getCurrentRawStream``, ``_cuda_getDevice``,
-``_cuda_beginAllocateCurrentStreamToPool``, ``_cuda_endAllocateToPool``, ``_cuda_releasePool``, of which the allocator
-counts the first as one user of the pool and the last as one less; ``torch._dynamo.eval_frame.cached_backends``.
+``_cuda_isCurrentStreamCapturing``, ``_cuda_beginAllocateCurrentStreamToPool``, ``_cuda_endAllocateToPool``,
+``_cuda_releasePool`` (the first of these three is one user of the pool more, the last one less);
+``torch._dynamo.eval_frame.cached_backends``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from gpu_timed.modes.launcher import Ground, Passing
 
 _current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001 - see the docstring
 _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)  # noqa: SLF001
+_is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)  # noqa: SLF001
 _use_pool: Any = getattr(torch._C, "_cuda_beginAllocateCurrentStreamToPool", None)  # noqa: SLF001
 _leave_pool: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)  # noqa: SLF001
 _release_pool: Any = getattr(torch._C, "_cuda_releasePool", None)  # noqa: SLF001
@@ -97,6 +99,9 @@ class Graph:
     ) -> None:
         self._pool = pool
         self._handle = handle  # what the driver launches, or a graph of torch's
+        self._by_driver = isinstance(handle, int)
+        #: Have what is queued now on the current stream come after the last replay from its pool.
+        self.order = pool.order
         self._inputs = inputs
         #: Streams of replays, which the allocator was told of: it gives no input's memory away before they are done.
         self._told: set[int] = set()
@@ -107,10 +112,6 @@ class Graph:
         self._destroy = weakref.finalize(self, _destroy, handle, relaxed)
         self._destroy.atexit = False
 
-    def order(self) -> None:
-        """Have what is queued now on the current stream come after the last replay from its pool."""
-        self._pool.order()
-
     def replay(self) -> None:
         """Queue it on the stream that was current when :meth:`order` was called last, on this thread."""
         pool, handle = self._pool, self._handle
@@ -118,7 +119,7 @@ class Graph:
             self._told.add(pool.raw)
             for tensor in self._inputs:
                 tensor.record_stream(pool.last)
-        if not isinstance(handle, int):
+        if not self._by_driver:
             _replay_by_torch(handle)
         elif _current_device() == pool.index:
             try:
@@ -166,7 +167,10 @@ class Device:
     @staticmethod
     def is_capturing() -> bool:
         """Return whether the caller is capturing the current stream. Only once torch has begun with the device."""
-        return bool(torch.cuda.is_current_stream_capturing())
+        if None in {_current_stream, _current_device, _is_capturing}:
+            return bool(torch.cuda.is_current_stream_capturing())
+        # The legacy stream, torch's default one, cannot be captured; and the question takes up to 2 µs.
+        return bool(_current_stream(_current_device())) and bool(_is_capturing())
 
     @staticmethod
     def compile_in_use() -> bool:

@@ -19,6 +19,8 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.utils._pytree as pytree
 
+from gpu_timed.modes.torch_writes import writes as writes  # noqa: PLC0414 - asked for here, with all else of values
+
 _PLAIN: Final = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, slice)
 _TENSORS: Final = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _TOLERANCE: Final[dict[Any, float]] = {
@@ -34,6 +36,10 @@ order differ from run to run. Everything else must be equal. Of float16 half of 
 there compiled code is compared, which rounds at other places; a graph runs the very kernels of the eager run."""
 
 
+# What every call asks: each lookup in the module of torch, which is large, takes as long as the answer.
+_is_grad_enabled: Final = torch.is_grad_enabled
+_is_inference: Final = torch.is_inference_mode_enabled
+_is_autocast: Final = torch.is_autocast_enabled
 _set_grad: Any = getattr(torch._C, "_set_grad_enabled", torch.set_grad_enabled)  # noqa: SLF001 - see the docstring
 _FEW: Final = 2
 """Copies that cost less one by one than ``torch._foreach_copy_`` does for all."""
@@ -139,9 +145,9 @@ class Alike:
             found = [found[place] for place in self._places]
         if (
             not self._check(*found)
-            or torch.is_grad_enabled() is not self._grad
-            or torch.is_inference_mode_enabled() is not self._inference
-            or torch.is_autocast_enabled()
+            or _is_grad_enabled() is not self._grad
+            or _is_inference() is not self._inference
+            or _is_autocast()
             or (not self._grad and [tensor.requires_grad for tensor in found] != self._require)
         ):
             return None
@@ -153,7 +159,7 @@ def alike(taken: Taken, arguments: tuple[Any, ...], named: Mapping[str, Any]) ->
     given = (*arguments, *named.values())
     if len(given) != len(taken.leaves) or not all(map(operator.is_, given, taken.leaves)) or not taken.tensors:
         return None  # some have parts
-    if torch.is_autocast_enabled("cuda"):
+    if _is_autocast("cuda"):
         return None
     try:
         guards: Any = torch._C._dynamo.guards  # noqa: SLF001 - see the docstring
@@ -325,7 +331,7 @@ def overlaps(tensor: Any) -> bool:
 
 def copy_into(targets: list[Any], sources: Sequence[Any]) -> None:
     """Queue copies of *sources* into *targets*."""
-    graded = torch.is_grad_enabled()
+    graded = _is_grad_enabled()
     if graded:
         _set_grad(False)
     try:
