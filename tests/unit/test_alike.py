@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -159,3 +161,39 @@ def test_outputs_are_put_together_as_they_were(result: Any) -> None:
     assert type(again) is type(result)
     assert list(map(id, torch_values.apart(again)[0])) == list(map(id, leaves))
     assert torch_values.apart(again)[1] == spec
+
+
+class Pair(NamedTuple):
+    one: Any
+    other: Any
+
+
+NESTED: dict[str, Any] = {
+    "one": zeros(1),
+    "a list": [zeros(1), zeros(1)],
+    "a dict": {"b": zeros(1), "a": zeros(1)},
+    "nested": {"b": [zeros(1), (zeros(1), {"z": zeros(1), "a": 3})], "a": (zeros(1), None), "c": "text"},
+    "empty parts": [(), {}, zeros(1), []],
+    "a dict of dicts": {1: {2: zeros(1)}, (3,): {4: zeros(1)}},
+    "a named tuple": Pair(zeros(1), [zeros(1)]),
+    "an ordered dict": OrderedDict(b=zeros(1), a=(zeros(1),)),
+    "a named tuple inside": [zeros(1), {"p": Pair(zeros(1), zeros(1))}],
+    "a deque": (deque([zeros(1)], maxlen=3), zeros(1)),
+    "a parameter": {"w": torch.nn.Parameter(zeros(1))},
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_outputs_are_put_together_as_they_were_apart(name: str) -> None:
+    like = NESTED[name]
+    leaves, spec = torch_values.apart(like)
+    put = torch_values.together(spec, like)
+    fresh = [leaf.clone() if torch_values.is_tensor(leaf) else leaf for leaf in leaves]
+    for _ in range(2):
+        made = put(list(fresh))
+        again, nested = torch_values.apart(made)
+        assert nested == spec
+        assert all(map(operator.is_, again, fresh))
+        assert type(made) is type(like)
+        if isinstance(like, dict):
+            assert list(made) == list(like)
