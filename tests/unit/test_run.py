@@ -205,7 +205,7 @@ def test_an_interrupt_ends_it_as_it_would_without_us(write, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         # Whatever runs the tests in the background may have it ignored, and a process inherits that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 - takes no lock
     )
     assert done.stdout.readline() == "ready\n"
     done.send_signal(signal.SIGINT)
