@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 
@@ -35,6 +36,13 @@ def _clean_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     reset()
     _forget_provider()
     assert [thread.name for thread in threading.enumerate() if thread.name == "gpu_timed-resolver"] == []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_heap() -> None:
+    """What there is by now is not looked through by each collection: that of torch alone takes seconds."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
