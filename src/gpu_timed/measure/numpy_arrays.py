@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, Final
 
-from gpu_timed.measure.outputs import Difference
+from gpu_timed.measure.difference import Difference
 
 TOLERANCE: Final = {"float64": 1e-7, "complex128": 1e-7, "float32": 1e-4, "complex64": 1e-4, "float16": 2e-2}
 """As of tensors: see :mod:`gpu_timed.measure.torch_arrays`. Types with fewer bits (``bfloat16``): 0.05."""

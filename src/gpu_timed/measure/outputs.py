@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from gpu_timed.arms import Agreement
+from gpu_timed.measure.difference import Difference
 from gpu_timed.record import NOT_SET, Missing
 
 _MOST_DEPTH: Final = 50
@@ -21,16 +22,6 @@ _MOST_LEAVES: Final = 100_000
 _NUMBERS: Final = (int, float, complex)
 _TOLERANCE: Final = 1e-7
 _PLAIN: Final = (str, bytes, bool, type(None))
-
-
-class Difference(NamedTuple):
-    """How two arrays differ."""
-
-    text: str
-    """What is wrong; empty where they agree."""
-    max_abs: float = 0.0
-    max_rel: float = 0.0
-    exact: bool = True
 
 
 class Leaf(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from gpu_timed.measure.outputs import Difference
+from gpu_timed.measure.difference import Difference
 
 TOLERANCE: Final[dict[Any, float]] = {
     torch.float64: 1e-7,
