@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -132,6 +133,29 @@ def test_a_write_in_the_midst_of_a_look_is_told_next_time() -> None:
     assert writes.look() == [1]
     writes.well()
     count.numbers = real  # type: ignore[method-assign]
+    assert writes.look() == [0]
+
+
+def test_a_call_by_a_finalizer_in_the_midst_of_the_count_does_not_wait_for_it() -> None:
+    """Nor does what that writes go unnoticed."""
+    count, _ = counted()
+    held = Watched(a=1)
+    writes = Writes([held], count)
+    real = count._version
+
+    def version(of: Any) -> int:
+        number = real(of)
+        count._version = real
+        writes.look()
+        writes.well()
+        held["a"] = 2
+        return number
+
+    count._version = version
+    thread = threading.Thread(target=count.moment, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
     assert writes.look() == [0]
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable
-from threading import Lock
+from threading import RLock
 from typing import Any, Final
 
 import torch
@@ -34,7 +34,7 @@ class Count:
 
     def __init__(self, version: Callable[[dict[Any, Any]], int]) -> None:
         self._version = version
-        self._lock = Lock()
+        self._lock = RLock()  # a finalizer or a signal handler may come to it in the midst of it
         self._ours = {0: False}
         self._next = -1
         self._moment = object()
