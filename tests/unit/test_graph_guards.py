@@ -449,6 +449,27 @@ def test_a_tensor_of_another_shape_at_the_same_address_is_another(
     assert graphs.captures == 2
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_parameter_that_is_to_be_trained_from_now_on_is_another(
+    graphs: Device, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    if not at_once:
+        monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", lambda *_, **__: 1 / "")
+    w = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    f = gpu_timed(lambda a: a * w, name="f", mode=GRAPH)
+    for _ in range(4):
+        assert not f(x()).requires_grad
+    with torch.no_grad():
+        for _ in range(4):
+            f(x())
+    assert graphs.replays == 6
+    w.requires_grad_(True)
+    with torch.no_grad():  # where that is nothing to it
+        f(x())
+    assert graphs.replays == 7
+    assert [f(x()).requires_grad for _ in range(3)] == [True] * 3
+
+
 def test_another_mode_of_torch_is_no_other_shape() -> None:
     tensors = [torch.zeros(2, 3), torch.nn.Parameter(torch.zeros(3))]
     as_now = torch_values.are_as_now(tensors)

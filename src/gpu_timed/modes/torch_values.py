@@ -258,16 +258,18 @@ def are_at(tensors: list[Any]) -> Callable[[list[int]], bool]:
 def are_as_now(tensors: list[Any]) -> Callable[[], bool]:
     """Return what tells whether *tensors* have the shapes, strides and dtypes that they have now.
 
+    And, where outputs may be to be differentiated, whether they still require grad, or still do not.
+
     Some 100 ns for each, where torch can compare them in one call; else, or where that says no, five times that: it
     looks at modes of torch, too.
     """
     if not tensors:
         return lambda: True
     size, stride = torch.Tensor.size, torch.Tensor.stride
-    dtype = operator.attrgetter("dtype")
+    kind = operator.attrgetter(*(("dtype", "requires_grad") if _is_grad_enabled() else ("dtype",)))
 
     def look() -> list[Any]:
-        return [*map(size, tensors), *map(stride, tensors), *map(dtype, tensors)]
+        return [*map(size, tensors), *map(stride, tensors), *map(kind, tensors)]
 
     was = look()
     try:
