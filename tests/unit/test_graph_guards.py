@@ -153,6 +153,31 @@ class CallingNines:
         return a * 9
 
 
+class Lying(dict):  # type: ignore[type-arg]
+    """Says that there is nothing in it, and keeps in mind that it was asked."""
+
+    __slots__ = ("asked", "slot")
+
+    def __len__(self) -> int:
+        self.asked = True
+        return 0
+
+    def __iter__(self) -> Any:
+        self.asked = True
+        return iter(())
+
+    __getitem__ = __iter__
+
+
+class LyingList(list):  # type: ignore[type-arg]
+    __len__, __iter__, __getitem__ = Lying.__len__, Lying.__iter__, Lying.__iter__
+    asked = False
+
+
+class Attributed(dict):  # type: ignore[type-arg]
+    pass
+
+
 def scaled(value: float, a: Any) -> Any:
     return a * value
 
@@ -191,6 +216,9 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
     methods, derived = user.Methods(), user.Derived()
     user.MODEL = Inner()
     inner, buffered, calling, empty = Inner(), Buffered(), Calling(), Thing(some={})
+    lying, full, lying_list = Lying(), Lying(one=1.0), LyingList([1.0])
+    attributed, counter = Attributed(one=1), collections.Counter()
+    full.slot = attributed.w = 1.0
     with_relu = torch.nn.Sequential(torch.nn.ReLU(), Inner())
 
     def put(holder: Any, name: str, value: Any) -> Callable[[], Any]:
@@ -241,6 +269,18 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
             lambda a: a * sum(empty.some.values(), 1.0),
             lambda: empty.some.update({"one": 4.0}),
         ),
+        "in a dict of the user's that was empty": (
+            lambda a: a * sum(dict.values(lying), 1.0),
+            lambda: lying.update(one=4.0),
+        ),
+        "in a dict of the user's": (lambda a: a * sum(dict.values(full)), lambda: full.update(one=4.0)),
+        "in a list of the user's": (
+            lambda a: a * list.__getitem__(lying_list, 0),
+            lambda: list.__setitem__(lying_list, 0, 4.0),
+        ),
+        "a slot of a dict": (lambda a: a * full.slot, put(full, "slot", 5.0)),
+        "all attributes of a dict": (lambda a: a * attributed.w, put(attributed, "__dict__", {"w": 5.0})),
+        "in an empty counter": (lambda a: a * (1 + sum(counter.values())), lambda: counter.update({"one": 4})),
     }
 
 
@@ -255,6 +295,8 @@ NAMES = (
     *("what hides one of a class", "what an operator reads", "what a decorated function reads"),
     *("the class of a module", "the class of a module of torch", "the class of an object", "all attributes at once"),
     *("a buffer of a module that had none", "what an empty dict took over whole"),
+    *("in a dict of the user's that was empty", "in a dict of the user's", "in a list of the user's"),
+    *("a slot of a dict", "all attributes of a dict", "in an empty counter"),
 )
 
 
@@ -409,6 +451,27 @@ def test_objects_of_the_user_are_not_asked(graphs: Device) -> None:
     for _ in range(3):
         f(x())
     assert graphs.captures == 2
+
+
+def test_containers_of_the_user_are_not_asked(graphs: Device) -> None:
+    held = Thing(dict=Lying(one=1.0), list=LyingList([1.0]))
+    f = gpu_timed(lambda a: (held, a * 1)[1], name="f", mode=GRAPH)
+    held.dict.asked = held.list.asked = False
+    for _ in range(4):
+        f(x())
+    assert graphs.replays == 3
+    dict.__setitem__(held.dict, "one", 2.0)
+    f(x())
+    assert graphs.captures == 2
+    assert not (held.dict.asked or held.list.asked)
+
+
+def test_an_empty_dict_of_another_kind_is_asked_itself() -> None:
+    """One that takes over the parts of another is not told by the count, from Python 3.12 on."""
+    made: list[Any] = [collections.Counter(), collections.defaultdict(list), Lying(), collections.OrderedDict(), {}]
+    watched: list[Any] = []
+    host_guards.Guards([(held, host_guards.LENGTH, 0) for held in made], writes=watched.extend)
+    assert watched == []
 
 
 @pytest.mark.parametrize("how", ["too many parts", "too much in all"])

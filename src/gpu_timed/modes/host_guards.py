@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections import OrderedDict
+import types
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from itertools import starmap
 from typing import Any, Final, NamedTuple
@@ -20,6 +21,8 @@ _MOST_NESTED: Final = 8
 _FEWEST_WATCHED: Final = 8
 """Dicts that are asked sooner than whether any was written to."""
 _TRUE_IF_FULL: Final = (dict, OrderedDict)
+_BUILT_IN: Final = (OrderedDict, dict, list, tuple, set, frozenset, deque)
+_LENGTHS: Final = frozenset(kind.__len__ for kind in (*_BUILT_IN, types.MappingProxyType))
 _BY_VALUE: Final = frozenset({("torch", "device"), ("torch", "dtype")})
 
 
@@ -52,16 +55,31 @@ class WasTensor(NamedTuple):
     address: int
 
 
+def _built_in(holder: Any) -> Any:
+    """Return the container that *holder* is, of whose methods none is the user's."""
+    return next((kind for kind in _BUILT_IN if isinstance(holder, kind)), None)
+
+
+def _length(holder: Any) -> int:
+    kind = _built_in(holder)
+    return len(holder) if kind is None else kind.__len__(holder)
+
+
+def members(holder: Any) -> list[Any]:
+    """Return what is in a container, of a dict its keys, and run no method of a class of the user's."""
+    return list(_built_in(holder).__iter__(holder))
+
+
 def _contents(holder: Any) -> Any:
     if isinstance(holder, set | frozenset):
-        return frozenset(map(id, holder))
+        return frozenset(map(id, members(holder)))
     if isinstance(holder, bytearray):
         return bytes(holder) if len(holder) <= _MOST_BYTES else b""
     return holder.tobytes() if holder.nbytes <= _MOST_BYTES else b""
 
 
 _cell_contents: Final = operator.attrgetter("cell_contents")
-LENGTH: Final = Special("'s length", len)
+LENGTH: Final = Special("'s length", _length)
 CELL: Final = Special("", _cell_contents)
 CONTENTS: Final = Special("'s contents", _contents)
 ITSELF: Final = Special("", lambda holder: holder)
@@ -108,7 +126,7 @@ def same(value: Any, was: Any, depth: int = 0) -> bool:
 
 def _getter_of(holder: Any) -> Callable[[Any, Any], Any]:
     """Return what asks *holder* for a key, and runs no method of a class of the user's."""
-    for kind in (dict, list, tuple):
+    for kind in (dict, list, tuple, deque):
         if isinstance(holder, kind):
             return kind.__getitem__
     return operator.getitem
@@ -165,9 +183,12 @@ class Guards:
         within: dict[int, list[tuple[Any, Any, Any]]] = {}
         for guard in self._all:
             holder, key, was = guard
-            if key is LENGTH and not was and type(holder) in _TRUE_IF_FULL:
-                self._empty.append(holder)
-            elif writes is not None and isinstance(holder, dict) and key is not CLASS and not _is_namespace(holder):
+            if key is LENGTH and not was and isinstance(holder, dict):  # which may take over another's parts
+                if type(holder) in _TRUE_IF_FULL:
+                    self._empty.append(holder)
+                else:
+                    direct.append(guard)
+            elif writes is not None and _is_counted(holder, key):
                 within.setdefault(id(holder), []).append(guard)
             else:
                 direct.append(guard)
@@ -182,13 +203,13 @@ class Guards:
     def _sort(self, weres: list[Any]) -> None:
         by_getter: dict[Any, list[int]] = {}
         for index, (holder, key, was) in enumerate(self._direct):
-            if key is LENGTH:
+            if key is LENGTH and type(holder).__len__ in _LENGTHS:
                 self._sized.append(holder)
                 self._lengths.append(was)
             elif key is CLASS:
                 self._objects.append(holder)
                 self._classes.append(was)
-            elif isinstance(key, Special) and key in _ONE_BY_ONE:
+            elif key is LENGTH or (isinstance(key, Special) and key in _ONE_BY_ONE):
                 self._others.append((holder, key, was))
             elif key is not ITSELF:
                 slot, cell = isinstance(key, Slot), key is CELL
@@ -261,6 +282,11 @@ class Guards:
 def _holds(guard: tuple[Any, Any, Any]) -> bool:
     holder, key, was = guard
     return same(get(holder, key), was)
+
+
+def _is_counted(holder: Any, key: Any) -> bool:
+    """Return whether it is a write to a dict that changes what stands there: no slot, say, of an object that is one."""
+    return isinstance(holder, dict) and (key is LENGTH or not isinstance(key, Special)) and not _is_namespace(holder)
 
 
 def _is_namespace(holder: dict[Any, Any]) -> bool:

@@ -37,6 +37,7 @@ from gpu_timed.modes.host_guards import (
     Special,
     WasTensor,
     is_array,
+    members,
     same,
 )
 from gpu_timed.modes.host_guards import get as _get
@@ -187,7 +188,8 @@ class Snapshot:
         self._attributes(name, value)
 
     def _parts(self, name: str, value: Any) -> None:
-        if len(value) > _MOST_PARTS:
+        count = LENGTH.get(value)
+        if count > _MOST_PARTS:
             self.too_much = f"reaches {name} with more than {_MOST_PARTS:,} parts, which cannot be watched"
             return
         if not isinstance(value, tuple | frozenset):
@@ -195,13 +197,13 @@ class Snapshot:
         if isinstance(value, set | frozenset):
             if isinstance(value, set):
                 self._place(name, value, CONTENTS)
-            for each in list(value):
+            for each in members(value):
                 if self._is_tensor(each):
                     self._place(name, each, ITSELF)
                 elif not isinstance(each, PLAIN):
                     self._follow(name, each)
             return
-        for key in list(value) if isinstance(value, dict) else range(len(value)):
+        for key in members(value) if isinstance(value, dict) else range(count):
             self._place(name, value, key)
 
     def _attributes(self, name: str, value: Any) -> None:
