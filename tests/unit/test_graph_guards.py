@@ -178,6 +178,25 @@ class Attributed(dict):  # type: ignore[type-arg]
     pass
 
 
+class Named:
+    """A key that is equal to another one and is not the same."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __eq__(self, _: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 7
+
+
+def one_after_another(values: Any, a: Any) -> Any:
+    for value in values:
+        a = a * 2 + value
+    return a
+
+
 def scaled(value: float, a: Any) -> Any:
     return a * value
 
@@ -219,6 +238,8 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
     lying, full, lying_list = Lying(), Lying(one=1.0), LyingList([1.0])
     attributed, counter = Attributed(one=1), collections.Counter()
     full.slot = attributed.w = 1.0
+    ordered, plain, key = collections.OrderedDict(a=1.0, b=2.0), {"a": 1.0, "b": 2.0}, Named(1.0)
+    keyed, keyed_too = {key: 1.0}, {Named(1.0): 1.0}
     with_relu = torch.nn.Sequential(torch.nn.ReLU(), Inner())
 
     def put(holder: Any, name: str, value: Any) -> Callable[[], Any]:
@@ -280,6 +301,19 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
         ),
         "a slot of a dict": (lambda a: a * full.slot, put(full, "slot", 5.0)),
         "all attributes of a dict": (lambda a: a * attributed.w, put(attributed, "__dict__", {"w": 5.0})),
+        "the order of a dict": (
+            lambda a: one_after_another(plain.values(), a),
+            lambda: plain.update(a=plain.pop("a")),
+        ),
+        "the order of an ordered dict": (
+            lambda a: one_after_another(ordered.values(), a),
+            lambda: ordered.move_to_end("a"),
+        ),
+        "in a key": (lambda a: a * next(iter(keyed)).scale, put(key, "scale", 5.0)),
+        "a key": (
+            lambda a: a * next(iter(keyed_too)).scale,
+            lambda: (keyed_too.clear(), keyed_too.update({Named(5.0): 1.0})),
+        ),
         "in an empty counter": (lambda a: a * (1 + sum(counter.values())), lambda: counter.update({"one": 4})),
     }
 
@@ -296,6 +330,7 @@ NAMES = (
     *("the class of a module", "the class of a module of torch", "the class of an object", "all attributes at once"),
     *("a buffer of a module that had none", "what an empty dict took over whole"),
     *("in a dict of the user's that was empty", "in a dict of the user's", "in a list of the user's"),
+    *("the order of a dict", "the order of an ordered dict", "in a key", "a key"),
     *("a slot of a dict", "all attributes of a dict", "in an empty counter"),
 )
 

@@ -80,6 +80,8 @@ def _contents(holder: Any) -> Any:
 
 _cell_contents: Final = operator.attrgetter("cell_contents")
 LENGTH: Final = Special("'s length", _length)
+ORDER: Final = Special("'s order", lambda holder: tuple(members(holder)))
+"""Which keys a dict has, one after another."""
 CELL: Final = Special("", _cell_contents)
 CONTENTS: Final = Special("'s contents", _contents)
 ITSELF: Final = Special("", lambda holder: holder)
@@ -88,7 +90,7 @@ ATTRIBUTES: Final = Special("'s __dict__", lambda holder: object.__getattribute_
 CLASS_BEHIND: Final = Special(CLASS.shown, lambda weak: type(weak()))
 """Of what a weak reference is to."""
 ATTRIBUTES_BEHIND: Final = Special(ATTRIBUTES.shown, lambda weak: ATTRIBUTES.get(weak()))
-_ONE_BY_ONE: Final = frozenset({CONTENTS, ATTRIBUTES, CLASS_BEHIND, ATTRIBUTES_BEHIND})
+_ONE_BY_ONE: Final = frozenset({CONTENTS, ORDER, ATTRIBUTES, CLASS_BEHIND, ATTRIBUTES_BEHIND})
 _GONE: Final = object()
 
 
@@ -120,7 +122,7 @@ def same(value: Any, was: Any, depth: int = 0) -> bool:
     if isinstance(was, PLAIN) or (kind.__module__, kind.__name__) in _BY_VALUE or kind is frozenset:
         return bool(value == was)
     if isinstance(was, tuple) and len(value) == len(was) and depth < _MOST_NESTED:  # shapes, say, are made anew
-        return all(same(*pair, depth + 1) for pair in zip(value, was, strict=True))
+        return all(map(operator.is_, value, was)) or all(same(*pair, depth + 1) for pair in zip(value, was, strict=True))
     return False
 
 
@@ -286,7 +288,11 @@ def _holds(guard: tuple[Any, Any, Any]) -> bool:
 
 def _is_counted(holder: Any, key: Any) -> bool:
     """Return whether it is a write to a dict that changes what stands there: no slot, say, of an object that is one."""
-    return isinstance(holder, dict) and (key is LENGTH or not isinstance(key, Special)) and not _is_namespace(holder)
+    if not isinstance(holder, dict) or _is_namespace(holder):
+        return False
+    if key is ORDER:
+        return not isinstance(holder, OrderedDict)  # which keeps it beside what is in it
+    return key is LENGTH or not isinstance(key, Special)
 
 
 def _is_namespace(holder: dict[Any, Any]) -> bool:

@@ -31,6 +31,7 @@ from gpu_timed.modes.host_guards import (
     CONTENTS,
     ITSELF,
     LENGTH,
+    ORDER,
     PLAIN,
     Guards,
     Slot,
@@ -197,14 +198,25 @@ class Snapshot:
         if isinstance(value, set | frozenset):
             if isinstance(value, set):
                 self._place(name, value, CONTENTS)
-            for each in members(value):
-                if self._is_tensor(each):
-                    self._place(name, each, ITSELF)
-                elif not isinstance(each, PLAIN):
-                    self._follow(name, each)
+            self._inside(name, members(value))
             return
-        for key in members(value) if isinstance(value, dict) else range(count):
+        keys: Iterable[Any] = range(count)
+        if isinstance(value, dict):
+            keys = members(value)
+            if self._inside(name, keys) or count > 1:
+                self._place(name, value, ORDER)
+        for key in keys:
             self._place(name, value, key)
+
+    def _inside(self, name: str, parts: Iterable[Any]) -> bool:
+        """Follow what has no place of its own, as a key has none; returns whether any of it is not plain."""
+        found = [each for each in parts if not isinstance(each, PLAIN)]
+        for each in found:
+            if self._is_tensor(each):
+                self._place(name, each, ITSELF)
+            else:
+                self._follow(name, each)
+        return bool(found)
 
     def _attributes(self, name: str, value: Any) -> None:
         try:
