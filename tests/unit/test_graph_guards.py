@@ -191,6 +191,23 @@ class Named:
         return 7
 
 
+class Going(torch.nn.Module):  # type: ignore[misc]
+    """Goes through all that is in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.relu = torch.nn.Linear(2, 2).requires_grad_(False), torch.nn.ReLU()
+
+    def forward(self, a: Any) -> Any:
+        for module in self.modules():
+            a = module(a) if isinstance(module, Inner) else a
+        return a * (len(list(self.relu.parameters())) + 1)
+
+
+def gain(module: Any, _given: Any, result: Any) -> Any:
+    return result * getattr(module, "gain", 1.0)
+
+
 def one_after_another(values: Any, a: Any) -> Any:
     for value in values:
         a = a * 2 + value
@@ -240,6 +257,11 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
     full.slot = attributed.w = 1.0
     ordered, plain, key = collections.OrderedDict(a=1.0, b=2.0), {"a": 1.0, "b": 2.0}, Named(1.0)
     keyed, keyed_too = {key: 1.0}, {Named(1.0): 1.0}
+    weight, bag, relu = torch.nn.Module(), torch.nn.Module(), torch.nn.ReLU()
+    weight.register_parameter("w", torch.nn.Parameter(torch.ones(2), requires_grad=False))
+    relu.register_forward_hook(gain)
+    going, going_too, hooked, part = Going(), Going(), Inner(), Inner()
+    hooked.register_forward_hook(other)
     with_relu = torch.nn.Sequential(torch.nn.ReLU(), Inner())
 
     def put(holder: Any, name: str, value: Any) -> Callable[[], Any]:
@@ -314,6 +336,22 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
             lambda a: a * next(iter(keyed_too)).scale,
             lambda: (keyed_too.clear(), keyed_too.update({Named(5.0): 1.0})),
         ),
+        "all parameters": (lambda a: a * weight.w, put(weight, "_parameters", {"w": nines()})),
+        "all hooks": (lambda a: hooked(a) * 1, put(hooked, "_forward_hooks", collections.OrderedDict())),
+        "the state of a module": (
+            lambda a: part(a) * 1,
+            lambda: part.__setstate__({**vars(part), "_modules": {}, "_forward_hooks": {0: other}}),
+        ),
+        "in an empty module of torch": (
+            lambda a: a * getattr(bag, "k", 1.0),
+            lambda: bag.register_buffer("k", torch.tensor(4.0)),
+        ),
+        "a module in one of torch": (going, lambda: going.linear.add_module("more", Inner(5.0))),
+        "a parameter of a module of torch": (going_too, lambda: going_too.relu.register_parameter("p", weight.w)),
+        "what a hook asks a module of torch for": (
+            lambda a: relu(a) * 1,
+            lambda: relu.register_buffer("gain", torch.tensor(4.0)),
+        ),
         "in an empty counter": (lambda a: a * (1 + sum(counter.values())), lambda: counter.update({"one": 4})),
     }
 
@@ -330,6 +368,8 @@ NAMES = (
     *("the class of a module", "the class of a module of torch", "the class of an object", "all attributes at once"),
     *("a buffer of a module that had none", "what an empty dict took over whole"),
     *("in a dict of the user's that was empty", "in a dict of the user's", "in a list of the user's"),
+    *("all parameters", "all hooks", "the state of a module", "in an empty module of torch"),
+    *("a module in one of torch", "a parameter of a module of torch", "what a hook asks a module of torch for"),
     *("the order of a dict", "the order of an ordered dict", "in a key", "a key"),
     *("a slot of a dict", "all attributes of a dict", "in an empty counter"),
 )
@@ -347,6 +387,20 @@ def test_what_stands_where_another_stood_is_not_the_graphs(graphs: Device, user:
     assert expected != before
     assert [f(x()).tolist() for _ in range(3)] == [expected] * 3
     assert graphs.captures == 2
+
+
+@pytest.mark.parametrize("how", ["register_module_forward_hook", "register_module_forward_pre_hook"])
+def test_a_hook_of_all_modules_is_one_of_each(graphs: Device, how: str) -> None:
+    inner = Inner()
+    f = gpu_timed(lambda a: inner(a) * 1, name="f", mode=GRAPH)
+    for _ in range(4):
+        f(x())
+    handle = getattr(torch.nn.modules.module, how)(lambda _, given, result=None: given[0] * 9)
+    try:
+        assert [f(x()).tolist() for _ in range(3)] == [[9.0, 18.0]] * 3
+    finally:
+        handle.remove()
+    assert f(x()).tolist() == [1.0, 2.0]
 
 
 def test_the_class_of_an_argument_is_looked_at(graphs: Device) -> None:

@@ -60,7 +60,8 @@ class Reach:
         self._follow = follow
         self._seen: set[int] = set()
         self._functions: list[Any] = []
-        self._names: set[str] = set()
+        #: What the code of all of them names.
+        self.names: set[str] = set()
         #: Namespaces in which any name may be read: of classes, and of modules that objects hold.
         self._open: dict[int, tuple[str, Any, set[str]]] = {}
         self._modules: set[tuple[int, int]] = set()
@@ -97,16 +98,16 @@ class Reach:
     def finish(self) -> None:
         """Follow all of it to its end. More may be found meanwhile."""
         known = -1, -1
-        while self._functions or known != (len(self._names), len(self._open)):
+        while self._functions or known != (len(self.names), len(self._open)):
             if len(self._seen) > _MOST_FUNCTIONS:
                 self.too_much = True
                 return
             while self._functions:
                 self._into(self._functions.pop())
-            known = len(self._names), len(self._open)
+            known = len(self.names), len(self._open)
             for name, space, done in list(self._open.values()):
                 inside = vars(space)
-                found = {each for each in self._names & inside.keys() if not each.startswith("__")}
+                found = {each for each in self.names & inside.keys() if not each.startswith("__")}
                 if isinstance(space, type):  # operators have no name in the code
                     found |= {key for key in inside if isinstance(inside[key], types.FunctionType) and key[:2] == "__"}
                     found |= {"forward"} & inside.keys()
@@ -126,7 +127,7 @@ class Reach:
                     self.look(cell.cell_contents)
             if not closed:
                 names = _names_in(function.__code__)
-                self._names |= names
+                self.names |= names
                 self._globals(function.__globals__, names)
                 for index in range(len(function.__defaults__ or ())):
                     self._place("a default", function.__defaults__, index)

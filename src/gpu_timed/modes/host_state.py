@@ -16,6 +16,7 @@ changes there later is not noticed.
 
 from __future__ import annotations
 
+import sys
 import types
 import weakref
 from collections import deque
@@ -47,10 +48,19 @@ from gpu_timed.modes.host_reach import Reach, is_closed
 _MOST: Final = 20_000
 _MOST_PARTS: Final = 4_096
 _INSIDE: Final = frozenset({"_modules", "_parameters", "_buffers"})
-_NEVER_ANOTHER: Final = _INSIDE | {"_forward_hooks", "_forward_pre_hooks"}
-"""Dicts of a module of torch, which stay the same ones as long as it lives: a quarter of all guards otherwise."""
+_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
+_HOOKS_OF_ALL: Final = ("_global_forward_hooks", "_global_forward_pre_hooks")
+_GO_THROUGH: Final = frozenset(
+    {
+        *("parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules"),
+        *("children", "named_children", "state_dict", *_INSIDE),
+    }
+)
+"""Names in code that may come to all that is in a module, whatever it is called."""
+_MODULE: Final = "torch.nn.modules.module"
 _CONTAINERS: Final = "torch.nn.modules.container"
-"""Where torch's modules come from that go through what is in them. Its others ask by name, for what they always had."""
+"""Where torch's modules come from that are or go through what others put in them. Its others ask by name, for what they
+always had."""
 _CAN_BE_ANOTHERS: Final = 1 << 9
 """The flag of classes whose objects can be given another class: those made by a ``class`` statement."""
 _OPEN: Final = frozenset({"builtins", "torch", "collections", "types", "functools", "argparse", "enum", "__main__"})
@@ -86,6 +96,8 @@ class Snapshot:
         self._seen: set[int] = set()
         self._keep: list[Any] = []
         self._todo: list[tuple[str, Any]] = []
+        #: Empty dicts of modules of torch's own, which matter to what goes through them.
+        self._unasked: list[tuple[str, Any]] = []
         self._reach = reach = Reach(self._place, self._follow)
         if not isinstance(function, types.FunctionType | types.MethodType):
             self._todo.append((type(function).__name__, function))
@@ -107,6 +119,9 @@ class Snapshot:
             if reach.too_much:
                 self.too_much = "can come to more functions than are looked into for what they read"
                 break
+            if self._unasked and not _GO_THROUGH.isdisjoint(reach.names):
+                self._todo += self._unasked
+                self._unasked = []
         self._keep += reach.keep
         del self._reach  # which holds this
 
@@ -226,12 +241,13 @@ class Snapshot:
         self._kind(name, value, inside)
         if type(inside) is dict:
             is_module = _is_module(inside)
-            of_torch = is_module and is_closed(type(value).__module__) and type(value).__module__ != _CONTAINERS
+            if is_module:
+                self._hooks_of_all()
+            asks_by_name = is_module and _asks_by_name(value, inside)
             self._place(name, inside, LENGTH)
             for key in list(inside):
-                if is_module and key in _NEVER_ANOTHER:
-                    if inside[key] or key not in _INSIDE or not of_torch:
-                        self._todo.append((name, inside[key]))
+                if asks_by_name and key in _INSIDE and not inside[key]:
+                    self._unasked.append((name, inside[key]))
                 elif not (is_module and key in _NO_STATE):
                     self._place(name, inside, key)
         for base in type(value).__mro__:
@@ -239,6 +255,10 @@ class Snapshot:
                 for slot, descriptor in list(vars(base).items()):
                     if isinstance(descriptor, types.MemberDescriptorType):
                         self._place(name, value, Slot.of(slot))
+
+    def _hooks_of_all(self) -> None:
+        space = vars(sys.modules[_MODULE]) if _MODULE in sys.modules else {}
+        self._todo += [("the hooks of all modules", space[name]) for name in _HOOKS_OF_ALL if name in space]
 
     def _kind(self, name: str, value: Any, inside: Any) -> None:
         """Take note of its class, and of its attributes as a whole: that of modules is not put in another's place."""
@@ -262,7 +282,15 @@ def _is_module(inside: dict[str, Any]) -> bool:
     return "_modules" in inside and "_parameters" in inside
 
 
+def _asks_by_name(module: Any, inside: dict[str, Any]) -> bool:
+    """Return whether a module comes to nothing in it that it had not when it was made: one of torch's own."""
+    where = type(module).__module__
+    return is_closed(where) and where not in {_MODULE, _CONTAINERS} and not any(map(inside.get, _HOOKS))
+
+
 def _shown(key: Any) -> str:
     if isinstance(key, Special):
         return key.shown
-    return f".{key}" if isinstance(key, str) else f"[{key!r}]"
+    if isinstance(key, str):
+        return "" if key in _INSIDE else f".{key}"
+    return f"[{key!r}]"
