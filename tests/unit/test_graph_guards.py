@@ -208,6 +208,31 @@ def gain(module: Any, _given: Any, result: Any) -> Any:
     return result * getattr(module, "gain", 1.0)
 
 
+class Number(float):
+    """A number with attributes."""
+
+
+class Pair(tuple):  # type: ignore[type-arg]
+    """A tuple with attributes."""
+
+
+def with_scale(of: Any, scale: float) -> Any:
+    of.scale = scale
+    return of
+
+
+def another_at_the_same_address(held: set[Any]) -> None:
+    address = id(next(iter(held)))
+    held.clear()
+    made = []
+    for value in range(10_000):
+        made.append(float(value + 2))
+        if id(made[-1]) == address:
+            held.add(made[-1])
+            return
+    held.add(2.0)  # that of before is still there
+
+
 def one_after_another(values: Any, a: Any) -> Any:
     for value in values:
         a = a * 2 + value
@@ -262,6 +287,8 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
     relu.register_forward_hook(gain)
     going, going_too, hooked, part = Going(), Going(), Inner(), Inner()
     hooked.register_forward_hook(other)
+    number, pair, some = with_scale(Number(1.0), 1.0), Thing(of=with_scale(Pair((1,)), 1.0)), {float("1")}
+    frozen = Thing(of=frozenset({Named(1.0)}))
     with_relu = torch.nn.Sequential(torch.nn.ReLU(), Inner())
 
     def put(holder: Any, name: str, value: Any) -> Callable[[], Any]:
@@ -352,6 +379,16 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
             lambda a: relu(a) * 1,
             lambda: relu.register_buffer("gain", torch.tensor(4.0)),
         ),
+        "a number in a set": (lambda a: a * sum(some), lambda: another_at_the_same_address(some)),
+        "what is equal to one of a set": (
+            lambda a: a * next(iter(frozen.of)).scale,
+            put(frozen, "of", frozenset({Named(5.0)})),
+        ),
+        "an attribute of a number": (lambda a: a * number * number.scale, put(number, "scale", 5.0)),
+        "a tuple with another attribute": (
+            lambda a: a * pair.of.scale,
+            put(pair, "of", with_scale(Pair((1,)), 5.0)),
+        ),
         "in an empty counter": (lambda a: a * (1 + sum(counter.values())), lambda: counter.update({"one": 4})),
     }
 
@@ -370,6 +407,8 @@ NAMES = (
     *("in a dict of the user's that was empty", "in a dict of the user's", "in a list of the user's"),
     *("all parameters", "all hooks", "the state of a module", "in an empty module of torch"),
     *("a module in one of torch", "a parameter of a module of torch", "what a hook asks a module of torch for"),
+    *("a number in a set", "what is equal to one of a set", "an attribute of a number"),
+    "a tuple with another attribute",
     *("the order of a dict", "the order of an ordered dict", "in a key", "a key"),
     *("a slot of a dict", "all attributes of a dict", "in an empty counter"),
 )
@@ -416,6 +455,24 @@ def test_the_class_of_an_argument_is_looked_at(graphs: Device) -> None:
     del calling
     gc.collect()
     assert alive() is None
+
+
+def test_a_number_with_attributes_is_known_by_what_it_is_and_not_by_its_value(graphs: Device) -> None:
+    f = gpu_timed(lambda a, by: a * by * by.scale, name="f", mode=GRAPH)
+    one, other_one = with_scale(Number(2.0), 1.0), with_scale(Number(2.0), 5.0)
+    for _ in range(4):
+        assert f(x(), one).tolist() == [2.0, 4.0]
+    assert graphs.replays == 3
+    assert f(x(), other_one).tolist() == [10.0, 20.0]
+    one.scale = 3.0
+    assert f(x(), one).tolist() == [6.0, 12.0]
+    addresses = set()
+    for scale in range(1, 20):
+        made = with_scale(Number(2.0), float(scale))
+        addresses.add(id(made))
+        assert f(x(), made).tolist() == [2.0 * scale, 4.0 * scale]
+        del made
+    assert len(addresses) < 19
 
 
 def test_every_place_is_looked_at(user: User) -> None:

@@ -15,6 +15,7 @@ from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 PLAIN: Final = (int, float, complex, bool, str, bytes, range, type(None))
+_VALUES: Final = (*PLAIN, tuple, frozenset)
 _MOST_BYTES: Final = 1 << 16
 """Of an array of the host, say: some 3 µs to compare. What is in a larger one is not looked at."""
 _MOST_NESTED: Final = 8
@@ -48,6 +49,12 @@ class Slot(Special):
         return Slot(name)
 
 
+class Members(frozenset[int]):
+    """The identities of what is in a set, which are nobody else's as long as this is kept."""
+
+    __slots__ = ("kept",)
+
+
 class WasTensor(NamedTuple):
     """A tensor that stood there, and the address that it had."""
 
@@ -72,7 +79,10 @@ def members(holder: Any) -> list[Any]:
 
 def _contents(holder: Any) -> Any:
     if isinstance(holder, set | frozenset):
-        return frozenset(map(id, members(holder)))
+        kept = members(holder)
+        found = Members(map(id, kept))
+        found.kept = kept
+        return found
     if isinstance(holder, bytearray):
         return bytes(holder) if len(holder) <= _MOST_BYTES else b""
     return holder.tobytes() if holder.nbytes <= _MOST_BYTES else b""
@@ -117,13 +127,43 @@ def same(value: Any, was: Any, depth: int = 0) -> bool:
     kind = type(was)
     if type(value) is not kind:
         return False
-    if issubclass(kind, float | complex):
-        return repr(value) == repr(was)  # NaN is NaN, and 0.0 not -0.0
-    if isinstance(was, PLAIN) or (kind.__module__, kind.__name__) in _BY_VALUE or kind is frozenset:
+    if kind is tuple and len(value) == len(was) and all(map(operator.is_, value, was)):
+        return True  # at a glance
+    if kind is Members or (kind.__module__, kind.__name__) in _BY_VALUE:
         return bool(value == was)
-    if isinstance(was, tuple) and len(value) == len(was) and depth < _MOST_NESTED:  # shapes, say, are made anew
-        return all(map(operator.is_, value, was)) or all(same(*pair, depth + 1) for pair in zip(value, was, strict=True))
-    return False
+    if not is_value(value) or not is_value(was) or depth >= _MOST_NESTED:
+        return False
+    if issubclass(kind, float | complex):
+        plain = float if issubclass(kind, float) else complex
+        return plain.__repr__(value) == plain.__repr__(was)  # NaN is NaN, and 0.0 not -0.0
+    if issubclass(kind, frozenset):
+        return set(map(_told_by, members(value))) == set(map(_told_by, members(was)))
+    if issubclass(kind, tuple):  # shapes, say, are made anew
+        one, other = members(value), members(was)
+        return len(one) == len(other) and all(same(*pair, depth + 1) for pair in zip(one, other, strict=True))
+    plain = next(each for each in PLAIN if issubclass(kind, each))
+    return plain.__eq__(value, was) is True
+
+
+def is_value(value: Any) -> bool:
+    """Return whether *value* is told by its kind and by what it is or what is in it: it has no attributes."""
+    return isinstance(value, _VALUES) and not has_attributes(value)
+
+
+def has_attributes(value: Any) -> bool:
+    """Return whether there is more to *value*, of a class that inherits from a plain one, than that."""
+    kind = type(value)
+    return kind not in PLAIN and bool(kind.__dictoffset__ and object.__getattribute__(value, "__dict__"))
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether *value* is told by its kind and by what it is, and will be: it can have no attributes."""
+    kind = type(value)
+    return kind in PLAIN or (isinstance(value, PLAIN) and not kind.__dictoffset__)
+
+
+def _told_by(part: Any) -> Any:
+    return (type(part), repr(part)) if type(part) in PLAIN else id(part)
 
 
 def _getter_of(holder: Any) -> Callable[[Any, Any], Any]:

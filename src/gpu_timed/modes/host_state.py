@@ -33,12 +33,12 @@ from gpu_timed.modes.host_guards import (
     ITSELF,
     LENGTH,
     ORDER,
-    PLAIN,
     Guards,
     Slot,
     Special,
     WasTensor,
     is_array,
+    is_plain,
     members,
     same,
 )
@@ -104,7 +104,7 @@ class Snapshot:
             reach.look(function)
         else:
             self._follow("", function)
-        given = [value for value in values if not isinstance(value, PLAIN)]
+        given = [value for value in values if not is_plain(value)]
         #: Which are to be known and not to be kept alive: a cache of a request is one of them.
         self._arguments = set(map(id, given))
         self._todo += [("an argument", value) for value in given]
@@ -163,9 +163,9 @@ class Snapshot:
         if self._is_tensor(value):
             self.held.append((name, holder, key, WasTensor(value, value.data_ptr())))
             return
-        if type(holder) is not tuple or not isinstance(value, PLAIN):
+        if type(holder) is not tuple or not is_plain(value):
             self.held.append((name, holder, key, value))
-        if not isinstance(value, PLAIN):
+        if not is_plain(value):
             self._follow(f"{name}{_shown(key)}".removeprefix("."), value)
 
     def _follow(self, name: str, value: Any) -> None:
@@ -182,7 +182,7 @@ class Snapshot:
             self._todo.append((name, value))
 
     def _walk(self, name: str, value: Any) -> None:
-        if id(value) in self._seen or isinstance(value, PLAIN) or self._is_tensor(value):
+        if id(value) in self._seen or is_plain(value) or self._is_tensor(value):
             return
         if isinstance(value, (*_CALLED, type, types.ModuleType, types.MethodType)):
             self._follow(name, value)
@@ -225,7 +225,7 @@ class Snapshot:
 
     def _inside(self, name: str, parts: Iterable[Any]) -> bool:
         """Follow what has no place of its own, as a key has none; returns whether any of it is not plain."""
-        found = [each for each in parts if not isinstance(each, PLAIN)]
+        found = [each for each in parts if not is_plain(each)]
         for each in found:
             if self._is_tensor(each):
                 self._place(name, each, ITSELF)

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.utils._pytree as pytree
 
+from gpu_timed.modes.host_guards import has_attributes
 from gpu_timed.modes.torch_writes import writes as writes  # noqa: PLC0414 - asked for here, with all else of values
 
 _PLAIN: Final = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, slice)
@@ -84,7 +85,7 @@ def take(arguments: tuple[Any, ...], named: Mapping[str, Any], holds: Callable[[
             key += (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
             if static:
                 key.append(leaf.data_ptr())
-        elif isinstance(leaf, _PLAIN):
+        elif isinstance(leaf, _PLAIN) and not has_attributes(leaf):
             told_by_text = leaf.__hash__ is None or isinstance(leaf, float | complex)  # 0.0 == -0.0
             key.append((kind, repr(leaf) if told_by_text else leaf))
         else:
