@@ -233,6 +233,21 @@ def another_at_the_same_address(held: set[Any]) -> None:
     held.add(2.0)  # that of before is still there
 
 
+def _with_cell() -> Callable[[Any], Any]:
+    value = 1.0
+
+    def asks(a: Any) -> Any:
+        try:
+            return a * value
+        except NameError:
+            return a * 1
+
+    return asks
+
+
+asks_for_cell = _with_cell()
+
+
 def one_after_another(values: Any, a: Any) -> Any:
     for value in values:
         a = a * 2 + value
@@ -289,6 +304,7 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
     hooked.register_forward_hook(other)
     number, pair, some = with_scale(Number(1.0), 1.0), Thing(of=with_scale(Pair((1,)), 1.0)), {float("1")}
     frozen = Thing(of=frozenset({Named(1.0)}))
+    unset, cell = SlotCache(), types.CellType()
     with_relu = torch.nn.Sequential(torch.nn.ReLU(), Inner())
 
     def put(holder: Any, name: str, value: Any) -> Callable[[], Any]:
@@ -389,6 +405,11 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
             lambda a: a * pair.of.scale,
             put(pair, "of", with_scale(Pair((1,)), 5.0)),
         ),
+        "a slot that was not set": (lambda a: a * getattr(unset, "w", 1.0), put(unset, "w", 5.0)),
+        "a variable that was not set": (
+            types.FunctionType(asks_for_cell.__code__, globals(), "asks", None, (cell,)),
+            put(cell, "cell_contents", 5.0),
+        ),
         "in an empty counter": (lambda a: a * (1 + sum(counter.values())), lambda: counter.update({"one": 4})),
     }
 
@@ -408,7 +429,7 @@ NAMES = (
     *("all parameters", "all hooks", "the state of a module", "in an empty module of torch"),
     *("a module in one of torch", "a parameter of a module of torch", "what a hook asks a module of torch for"),
     *("a number in a set", "what is equal to one of a set", "an attribute of a number"),
-    "a tuple with another attribute",
+    *("a tuple with another attribute", "a slot that was not set", "a variable that was not set"),
     *("the order of a dict", "the order of an ordered dict", "in a key", "a key"),
     *("a slot of a dict", "all attributes of a dict", "in an empty counter"),
 )
@@ -473,6 +494,53 @@ def test_a_number_with_attributes_is_known_by_what_it_is_and_not_by_its_value(gr
         assert f(x(), made).tolist() == [2.0 * scale, 4.0 * scale]
         del made
     assert len(addresses) < 19
+
+
+class Cache(dict):  # type: ignore[type-arg]
+    pass
+
+
+class ListCache(list):  # type: ignore[type-arg]
+    pass
+
+
+class SlotCache:
+    __slots__ = ("__weakref__", "w")
+
+
+class ArrayCache(numpy.ndarray):  # type: ignore[misc,type-arg]
+    pass
+
+
+def slot_cache() -> Any:
+    made = SlotCache()
+    made.w = 1.0  # type: ignore[attr-defined]
+    return made
+
+
+CACHES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "dict": (lambda: Cache(w=1.0), lambda made: made["w"], lambda made: made.update(w=5.0)),
+    "list": (lambda: ListCache([1.0]), lambda made: made[0], lambda made: made.__setitem__(0, 5.0)),
+    "slots": (slot_cache, lambda made: made.w, lambda made: setattr(made, "w", 5.0)),
+    "array": (lambda: numpy.ones(1).view(ArrayCache), lambda made: float(made[0]), lambda made: made.fill(5.0)),
+}
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_what_an_argument_holds_is_looked_at_and_does_not_keep_it_alive(graphs: Device, kind: str) -> None:
+    make, ask, change = CACHES[kind]
+    f = gpu_timed(lambda a, by: a * ask(by), name="f", mode=GRAPH)
+    made = make()
+    for _ in range(4):
+        assert f(x(), made).tolist() == [1.0, 2.0]
+    assert graphs.replays == 3
+    change(made)
+    assert [f(x(), made).tolist() for _ in range(4)] == [[5.0, 10.0]] * 4
+    assert graphs.captures == 2
+    alive = weakref.ref(made)
+    del made
+    gc.collect()
+    assert alive() is None
 
 
 def test_every_place_is_looked_at(user: User) -> None:

@@ -49,6 +49,14 @@ class Slot(Special):
         return Slot(name)
 
 
+class Behind(Special):
+    """A key of what a weak reference is to."""
+
+    def __init__(self, key: Any) -> None:
+        super().__init__(key.shown if isinstance(key, Special) else f"[{key!r}]", lambda weak: get(weak(), key))
+        self.key = key
+
+
 class Members(frozenset[int]):
     """The identities of what is in a set, which are nobody else's as long as this is kept."""
 
@@ -97,11 +105,9 @@ CONTENTS: Final = Special("'s contents", _contents)
 ITSELF: Final = Special("", lambda holder: holder)
 CLASS: Final = Special("'s class", type)
 ATTRIBUTES: Final = Special("'s __dict__", lambda holder: object.__getattribute__(holder, "__dict__"))
-CLASS_BEHIND: Final = Special(CLASS.shown, lambda weak: type(weak()))
-"""Of what a weak reference is to."""
-ATTRIBUTES_BEHIND: Final = Special(ATTRIBUTES.shown, lambda weak: ATTRIBUTES.get(weak()))
-_ONE_BY_ONE: Final = frozenset({CONTENTS, ORDER, ATTRIBUTES, CLASS_BEHIND, ATTRIBUTES_BEHIND})
-_GONE: Final = object()
+_ONE_BY_ONE: Final = frozenset({CONTENTS, ORDER, ATTRIBUTES})
+GONE: Final = object()
+"""In place of what does not stand there."""
 
 
 def is_array(value: Any) -> bool:
@@ -115,7 +121,7 @@ def get(holder: Any, key: Any) -> Any:
     try:
         return key.get(holder) if isinstance(key, Special) else _getter_of(holder)(holder, key)
     except (ValueError, LookupError, AttributeError, TypeError, RuntimeError):
-        return _GONE
+        return GONE
 
 
 def same(value: Any, was: Any, depth: int = 0) -> bool:
@@ -251,7 +257,7 @@ class Guards:
             elif key is CLASS:
                 self._objects.append(holder)
                 self._classes.append(was)
-            elif key is LENGTH or (isinstance(key, Special) and key in _ONE_BY_ONE):
+            elif was is GONE or key is LENGTH or _is_asked_alone(key):
                 self._others.append((holder, key, was))
             elif key is not ITSELF:
                 slot, cell = isinstance(key, Slot), key is CELL
@@ -324,6 +330,10 @@ class Guards:
 def _holds(guard: tuple[Any, Any, Any]) -> bool:
     holder, key, was = guard
     return same(get(holder, key), was)
+
+
+def _is_asked_alone(key: Any) -> bool:
+    return isinstance(key, Behind) or (isinstance(key, Special) and key in _ONE_BY_ONE)
 
 
 def _is_counted(holder: Any, key: Any) -> bool:

@@ -25,14 +25,14 @@ from typing import Any, Final
 
 from gpu_timed.modes.host_guards import (
     ATTRIBUTES,
-    ATTRIBUTES_BEHIND,
     CELL,
     CLASS,
-    CLASS_BEHIND,
     CONTENTS,
+    GONE,
     ITSELF,
     LENGTH,
     ORDER,
+    Behind,
     Guards,
     Slot,
     Special,
@@ -153,12 +153,18 @@ class Snapshot:
         if where in self._places:
             return
         value = _get(holder, key)
-        if value is _GONE:
+        if value is GONE and not isinstance(key, Slot) and key is not CELL:
             return
         self._places.add(where)
         self._keep.append(holder)  # so that its identity stays its own
-        if isinstance(key, Special) and key is not CELL and not isinstance(key, Slot):
-            self.held.append((name, holder, key, WasTensor(value, value.data_ptr()) if key is ITSELF else value))
+        asked = key
+        if id(holder) in self._arguments:
+            holder, key = _weakly(holder, key)
+        if value is GONE:
+            self.held.append((name, holder, key, value))
+            return
+        if isinstance(asked, Special) and asked is not CELL and not isinstance(asked, Slot):
+            self.held.append((name, holder, key, WasTensor(value, value.data_ptr()) if asked is ITSELF else value))
             return
         if self._is_tensor(value):
             self.held.append((name, holder, key, WasTensor(value, value.data_ptr())))
@@ -166,7 +172,7 @@ class Snapshot:
         if type(holder) is not tuple or not is_plain(value):
             self.held.append((name, holder, key, value))
         if not is_plain(value):
-            self._follow(f"{name}{_shown(key)}".removeprefix("."), value)
+            self._follow(f"{name}{_shown(asked)}".removeprefix("."), value)
 
     def _follow(self, name: str, value: Any) -> None:
         if isinstance(value, types.MethodType):
@@ -264,18 +270,17 @@ class Snapshot:
         """Take note of its class, and of its attributes as a whole: that of modules is not put in another's place."""
         if not type(value).__flags__ & _CAN_BE_ANOTHERS:
             return
-        holder, keys = value, (CLASS, ATTRIBUTES)
-        if id(value) in self._arguments:
-            try:
-                holder, keys = weakref.ref(value), (CLASS_BEHIND, ATTRIBUTES_BEHIND)
-            except TypeError:
-                pass  # what cannot be known weakly is kept alive anyway
-        self._place(name, holder, keys[0])
+        self._place(name, value, CLASS)
         if type(inside) is dict and not _is_module(inside):
-            self._place(name, holder, keys[1])
+            self._place(name, value, ATTRIBUTES)
 
 
-_GONE: Final = _get({}, 0)
+def _weakly(holder: Any, key: Any) -> tuple[Any, Any]:
+    """Return how to ask for *key* and not keep *holder* alive for it."""
+    try:
+        return weakref.ref(holder), Behind(key)
+    except TypeError:
+        return holder, key  # what cannot be known weakly is kept alive anyway
 
 
 def _is_module(inside: dict[str, Any]) -> bool:
