@@ -800,6 +800,57 @@ def test_outputs_that_are_no_tensors_and_stay_the_same_are_no_obstacle(graphs: D
     assert repr(found["n"]) == "(nan, None, 'name', True)"
 
 
+STANDING = torch.ones(2)
+
+
+def twice(a: Any) -> Any:
+    made = a * 2
+    return {"one": made, "other": [made, a + 1, made]}
+
+
+@pytest.mark.parametrize("outputs", ["clone", "alias"])
+def test_outputs_that_are_one_stay_one(graphs: Device, outputs: Any) -> None:
+    f = gpu_timed(twice, name="f", mode=CudaGraph(warmup=1, outputs=outputs))
+    for _ in range(4):
+        found = f(x())
+    assert graphs.replays == 3
+    assert found["one"] is found["other"][0] is found["other"][2]
+    assert [each.tolist() for each in found["other"]] == [[2.0, 4.0], [2.0, 3.0], [2.0, 4.0]]
+    if outputs == "clone":
+        assert f(x(5.0, 6.0))["one"] is not found["one"]
+        assert found["one"].tolist() == [2.0, 4.0]
+
+
+def test_a_tensor_of_the_host_that_is_handed_out_untouched_is_that_one(graphs: Device) -> None:
+    f = gpu_timed(lambda a: (a * 2, STANDING), name="f", mode=GRAPH)
+    for _ in range(4):
+        assert f(x())[1] is STANDING
+    assert graphs.replays == 3
+
+
+def test_an_output_that_the_call_leaves_behind_is_no_such_tensor(graphs: Device) -> None:
+    held = Thing(last=None)
+
+    def function(a: Any) -> Any:
+        held.last = a * 2
+        return held.last
+
+    f = gpu_timed(function, name="f", mode=CudaGraph(warmup=1, reset=lambda: setattr(held, "last", None)))
+    for _ in range(4):
+        found = f(x())
+        assert found.tolist() == [2.0, 4.0]
+    f(x(5.0, 6.0))
+    assert found.tolist() == [2.0, 4.0]
+
+
+def test_a_shape_that_is_handed_out_is_one(graphs: Device) -> None:
+    f = gpu_timed(lambda a: (a * 2, {"shape": a.shape}), name="f", mode=GRAPH)
+    for _ in range(4):
+        found = f(x())[1]["shape"]
+        assert (type(found), found) == (torch.Size, torch.Size([2]))
+    assert graphs.replays == 3
+
+
 # -- arguments that share memory --------------------------------------------------------------------------
 
 STATE = torch.zeros(4)

@@ -216,7 +216,7 @@ def together(spec: Any, like: Any) -> Callable[[list[Any]], Any]:
 def _made_of(like: Any) -> Callable[[Iterator[Any]], Any] | None:
     """Return what takes the leaves of *like* one by one and nests them so; None where it holds other containers."""
     kind = type(like)
-    if kind not in {tuple, list, dict}:
+    if kind not in {tuple, list, dict, torch.Size}:
         return next if kind is torch.Tensor or isinstance(like, _PLAIN) else None
     parts = list(map(_made_of, like.values() if kind is dict else like))
     if None in parts:
@@ -228,7 +228,7 @@ def _made_of(like: Any) -> Callable[[Iterator[Any]], Any] | None:
         if flat:
             return lambda rest: dict(zip(keys, rest, strict=False))  # the names first: it takes no leaf too many
         return lambda rest: dict(zip(keys, [make(rest) for make in makers], strict=True))
-    if flat:
+    if flat and kind is not torch.Size:  # which takes no iterator
         count = len(makers)
         return lambda rest: kind(itertools.islice(rest, count))
     return lambda rest: kind([make(rest) for make in makers])
