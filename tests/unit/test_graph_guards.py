@@ -410,6 +410,7 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
             types.FunctionType(asks_for_cell.__code__, globals(), "asks", None, (cell,)),
             put(cell, "cell_contents", 5.0),
         ),
+        "the code of a helper": (user.plain, put(user.helper, "__code__", (lambda a: a * 9).__code__)),
         "in an empty counter": (lambda a: a * (1 + sum(counter.values())), lambda: counter.update({"one": 4})),
     }
 
@@ -429,7 +430,7 @@ NAMES = (
     *("all parameters", "all hooks", "the state of a module", "in an empty module of torch"),
     *("a module in one of torch", "a parameter of a module of torch", "what a hook asks a module of torch for"),
     *("a number in a set", "what is equal to one of a set", "an attribute of a number"),
-    *("a tuple with another attribute", "a slot that was not set", "a variable that was not set"),
+    *("the code of a helper", "a tuple with another attribute", "a slot that was not set", "a variable that was not set"),
     *("the order of a dict", "the order of an ordered dict", "in a key", "a key"),
     *("a slot of a dict", "all attributes of a dict", "in an empty counter"),
 )

@@ -100,6 +100,9 @@ _cell_contents: Final = operator.attrgetter("cell_contents")
 LENGTH: Final = Special("'s length", _length)
 ORDER: Final = Special("'s order", lambda holder: tuple(members(holder)))
 """Which keys a dict has, one after another."""
+_code: Final = operator.attrgetter("__code__")
+CODE: Final = Special("'s code", _code)
+"""What reloads a module as it is edited puts other code into the functions that there are."""
 CELL: Final = Special("", _cell_contents)
 CONTENTS: Final = Special("'s contents", _contents)
 ITSELF: Final = Special("", lambda holder: holder)
@@ -216,6 +219,8 @@ class Guards:
         self._classes: list[Any] = []
         #: Of each way to ask: it, whom, for what, what it is to be; and which guards those are.
         self._groups: list[tuple[Callable[..., Any], list[Any], list[Any], list[Any]]] = []
+        self._functions: list[Any] = []
+        self._codes: list[Any] = []
         self._cells: list[Any] = []
         self._in_cells: list[Any] = []
         self._indices: list[tuple[list[int], list[Any]]] = []
@@ -257,6 +262,9 @@ class Guards:
             elif key is CLASS:
                 self._objects.append(holder)
                 self._classes.append(was)
+            elif key is CODE:
+                self._functions.append(holder)
+                self._codes.append(was)
             elif was is GONE or key is LENGTH or _is_asked_alone(key):
                 self._others.append((holder, key, was))
             elif key is not ITSELF:
@@ -298,7 +306,9 @@ class Guards:
                     writes.well()
             if self._sized and list(map(len, self._sized)) != self._lengths:
                 return True
-            if list(map(type, self._objects)) != self._classes:
+            if not all(map(operator.is_, map(type, self._objects), self._classes)):
+                return True
+            if not all(map(operator.is_, map(_code, self._functions), self._codes)):
                 return True
             if self._others and not all(map(_holds, self._others)):
                 return True

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Final
 
-from gpu_timed.modes.host_guards import CELL, LENGTH
+from gpu_timed.modes.host_guards import CELL, CODE, LENGTH
 
 _MOST_FUNCTIONS: Final = 4_096
 _MOST_NAME: Final = 64
@@ -126,6 +126,7 @@ class Reach:
                 elif _is_function(cell):  # a context as a decorator, say
                     self.look(cell.cell_contents)
             if not closed:
+                self._place(function.__name__, function, CODE)
                 names = _names_in(function.__code__)
                 self.names |= names
                 self._globals(function.__globals__, names)
