@@ -248,6 +248,35 @@ def _with_cell() -> Callable[[Any], Any]:
 asks_for_cell = _with_cell()
 
 
+class Alike(type):
+    """Of classes each of which says that it is every other."""
+
+    def __eq__(cls, _: object) -> bool:
+        return True
+
+    def __hash__(cls) -> int:
+        return 7
+
+
+class OneAlike(metaclass=Alike):
+    value = 1.0
+
+
+class OtherAlike(metaclass=Alike):
+    value = 5.0
+
+
+class Pretending:
+    """Says that it is a dict, as some proxies do."""
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return dict
+
+
 def one_after_another(values: Any, a: Any) -> Any:
     for value in values:
         a = a * 2 + value
@@ -305,6 +334,7 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
     number, pair, some = with_scale(Number(1.0), 1.0), Thing(of=with_scale(Pair((1,)), 1.0)), {float("1")}
     frozen = Thing(of=frozenset({Named(1.0)}))
     unset, cell = SlotCache(), types.CellType()
+    one_alike, pretending = OneAlike(), Pretending()
     with_relu = torch.nn.Sequential(torch.nn.ReLU(), Inner())
 
     def put(holder: Any, name: str, value: Any) -> Callable[[], Any]:
@@ -411,6 +441,8 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
             put(cell, "cell_contents", 5.0),
         ),
         "the code of a helper": (user.plain, put(user.helper, "__code__", (lambda a: a * 9).__code__)),
+        "a class that is equal to the other": (lambda a: a * one_alike.value, put(one_alike, "__class__", OtherAlike)),
+        "in what says that it is a dict": (lambda a: a * pretending.value, put(pretending, "value", 5.0)),
         "in an empty counter": (lambda a: a * (1 + sum(counter.values())), lambda: counter.update({"one": 4})),
     }
 
@@ -430,6 +462,7 @@ NAMES = (
     *("all parameters", "all hooks", "the state of a module", "in an empty module of torch"),
     *("a module in one of torch", "a parameter of a module of torch", "what a hook asks a module of torch for"),
     *("a number in a set", "what is equal to one of a set", "an attribute of a number"),
+    *("a class that is equal to the other", "in what says that it is a dict"),
     *("the code of a helper", "a tuple with another attribute", "a slot that was not set", "a variable that was not set"),
     *("the order of a dict", "the order of an ordered dict", "in a key", "a key"),
     *("a slot of a dict", "all attributes of a dict", "in an empty counter"),

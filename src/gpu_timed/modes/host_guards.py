@@ -15,6 +15,8 @@ from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 PLAIN: Final = (int, float, complex, bool, str, bytes, range, type(None))
+_PLAIN_KINDS: Final = frozenset(map(id, PLAIN))
+"""By identity: a class may say that it is equal to any."""
 _VALUES: Final = (*PLAIN, tuple, frozenset)
 _MOST_BYTES: Final = 1 << 16
 """Of an array of the host, say: some 3 µs to compare. What is in a larger one is not looked at."""
@@ -72,7 +74,7 @@ class WasTensor(NamedTuple):
 
 def _built_in(holder: Any) -> Any:
     """Return the container that *holder* is, of whose methods none is the user's."""
-    return next((kind for kind in _BUILT_IN if isinstance(holder, kind)), None)
+    return next((kind for kind in _BUILT_IN if issubclass(type(holder), kind)), None)
 
 
 def _length(holder: Any) -> int:
@@ -86,7 +88,7 @@ def members(holder: Any) -> list[Any]:
 
 
 def _contents(holder: Any) -> Any:
-    if isinstance(holder, set | frozenset):
+    if issubclass(type(holder), set):
         kept = members(holder)
         found = Members(map(id, kept))
         found.kept = kept
@@ -156,29 +158,29 @@ def same(value: Any, was: Any, depth: int = 0) -> bool:
 
 def is_value(value: Any) -> bool:
     """Return whether *value* is told by its kind and by what it is or what is in it: it has no attributes."""
-    return isinstance(value, _VALUES) and not has_attributes(value)
+    return issubclass(type(value), _VALUES) and not has_attributes(value)
 
 
 def has_attributes(value: Any) -> bool:
     """Return whether there is more to *value*, of a class that inherits from a plain one, than that."""
     kind = type(value)
-    return kind not in PLAIN and bool(kind.__dictoffset__ and object.__getattribute__(value, "__dict__"))
+    return id(kind) not in _PLAIN_KINDS and bool(kind.__dictoffset__ and object.__getattribute__(value, "__dict__"))
 
 
 def is_plain(value: Any) -> bool:
     """Return whether *value* is told by its kind and by what it is, and will be: it can have no attributes."""
     kind = type(value)
-    return kind in PLAIN or (isinstance(value, PLAIN) and not kind.__dictoffset__)
+    return id(kind) in _PLAIN_KINDS or (issubclass(kind, PLAIN) and not kind.__dictoffset__)
 
 
 def _told_by(part: Any) -> Any:
-    return (type(part), repr(part)) if type(part) in PLAIN else id(part)
+    return (type(part), repr(part)) if id(type(part)) in _PLAIN_KINDS else id(part)
 
 
 def _getter_of(holder: Any) -> Callable[[Any, Any], Any]:
     """Return what asks *holder* for a key, and runs no method of a class of the user's."""
     for kind in (dict, list, tuple, deque):
-        if isinstance(holder, kind):
+        if issubclass(type(holder), kind):
             return kind.__getitem__
     return operator.getitem
 
@@ -236,7 +238,7 @@ class Guards:
         within: dict[int, list[tuple[Any, Any, Any]]] = {}
         for guard in self._all:
             holder, key, was = guard
-            if key is LENGTH and not was and isinstance(holder, dict):  # which may take over another's parts
+            if key is LENGTH and not was and issubclass(type(holder), dict):  # which may take over another's parts
                 if type(holder) in _TRUE_IF_FULL:
                     self._empty.append(holder)
                 else:
@@ -348,7 +350,7 @@ def _is_asked_alone(key: Any) -> bool:
 
 def _is_counted(holder: Any, key: Any) -> bool:
     """Return whether it is a write to a dict that changes what stands there: no slot, say, of an object that is one."""
-    if not isinstance(holder, dict) or _is_namespace(holder):
+    if not issubclass(type(holder), dict) or _is_namespace(holder):
         return False
     if key is ORDER:
         return not isinstance(holder, OrderedDict)  # which keeps it beside what is in it

@@ -199,7 +199,7 @@ class Snapshot:
         self._seen.add(id(value))
         self._keep.append(value)
         kind = type(value)
-        if isinstance(value, dict | list | tuple | set | frozenset | deque):
+        if issubclass(kind, (dict, list, tuple, set, frozenset, deque)):  # and not what only says that it is one
             self._parts(name, value)
         elif is_array(value):
             self._place(name, value, CONTENTS)
@@ -214,15 +214,16 @@ class Snapshot:
         if count > _MOST_PARTS:
             self.too_much = f"reaches {name} with more than {_MOST_PARTS:,} parts, which cannot be watched"
             return
-        if not isinstance(value, tuple | frozenset):
+        kind = type(value)
+        if not issubclass(kind, (tuple, frozenset)):
             self._place(name, value, LENGTH)
-        if isinstance(value, set | frozenset):
-            if isinstance(value, set):
+        if issubclass(kind, (set, frozenset)):
+            if issubclass(kind, set):
                 self._place(name, value, CONTENTS)
             self._inside(name, members(value))
             return
         keys: Iterable[Any] = range(count)
-        if isinstance(value, dict):
+        if issubclass(kind, dict):
             keys = members(value)
             if self._inside(name, keys) or count > 1:
                 self._place(name, value, ORDER)
