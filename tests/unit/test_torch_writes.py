@@ -32,6 +32,8 @@ LIES: dict[str, Callable[[dict[Any, Any]], int]] = {
     "reading is counted": lambda _: next(NUMBERS),
     "only how many there are": len,
     "only which keys": lambda held: hash(tuple(held)),
+    "not in objects with few attributes": lambda held: 7 if len(held) < 5 and type(held) is dict else by_content(held),
+    "not in objects with many attributes": lambda held: 7 if len(held) > 5 else by_content(held),
     "not what an attribute is": lambda held: len(held) if "three" not in held and "one" in held else by_content(held),
 }
 
