@@ -26,20 +26,25 @@ def by_content(held: dict[Any, Any]) -> int:
     return hash(tuple(held.items()))
 
 
+def by_torch(held: dict[Any, Any]) -> int:
+    return int(torch._C._dynamo.guards.dict_version(held))
+
+
 NUMBERS = itertools.count()
 LIES: dict[str, Callable[[dict[Any, Any]], int]] = {
     "nothing is counted": lambda _: 7,
     "reading is counted": lambda _: next(NUMBERS),
     "only how many there are": len,
     "only which keys": lambda held: hash(tuple(held)),
-    "not in objects with few attributes": lambda held: 7 if len(held) < 5 and type(held) is dict else by_content(held),
-    "not in objects with many attributes": lambda held: 7 if len(held) > 5 else by_content(held),
+    "not in objects with many attributes": lambda held: 7 if len(held) > 50 else by_torch(held),
+    "not in ordered ones": lambda held: 7 if type(held) is OrderedDict else by_torch(held),
     "not what an attribute is": lambda held: len(held) if "three" not in held and "one" in held else by_content(held),
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_what_misses_a_write_is_not_used(lie: str) -> None:
+    assert does_count(Count(by_torch))
     assert not does_count(Count(LIES[lie]))
 
 
