@@ -212,7 +212,7 @@ class Number(float):
     """A number with attributes."""
 
 
-class Pair(tuple):  # type: ignore[type-arg]
+class Pair(tuple):  # type: ignore[type-arg] # noqa: SLOT001 - it is to have attributes
     """A tuple with attributes."""
 
 
@@ -463,7 +463,12 @@ NAMES = (
     *("a module in one of torch", "a parameter of a module of torch", "what a hook asks a module of torch for"),
     *("a number in a set", "what is equal to one of a set", "an attribute of a number"),
     *("a class that is equal to the other", "in what says that it is a dict"),
-    *("the code of a helper", "a tuple with another attribute", "a slot that was not set", "a variable that was not set"),
+    *(
+        "the code of a helper",
+        "a tuple with another attribute",
+        "a slot that was not set",
+        "a variable that was not set",
+    ),
     *("the order of a dict", "the order of an ordered dict", "in a key", "a key"),
     *("a slot of a dict", "all attributes of a dict", "in an empty counter"),
 )
@@ -711,7 +716,8 @@ def test_containers_of_the_user_are_not_asked(graphs: Device) -> None:
     dict.__setitem__(held.dict, "one", 2.0)
     f(x())
     assert graphs.captures == 2
-    assert not (held.dict.asked or held.list.asked)
+    assert not held.dict.asked
+    assert not held.list.asked
 
 
 def test_an_empty_dict_of_another_kind_is_asked_itself() -> None:

@@ -63,6 +63,7 @@ class Members(frozenset[int]):
     """The identities of what is in a set, which are nobody else's as long as this is kept."""
 
     __slots__ = ("kept",)
+    kept: list[Any]
 
 
 class WasTensor(NamedTuple):
@@ -145,14 +146,14 @@ def same(value: Any, was: Any, depth: int = 0) -> bool:
     if not is_value(value) or not is_value(was) or depth >= _MOST_NESTED:
         return False
     if issubclass(kind, float | complex):
-        plain = float if issubclass(kind, float) else complex
-        return plain.__repr__(value) == plain.__repr__(was)  # NaN is NaN, and 0.0 not -0.0
+        shown = float.__repr__ if issubclass(kind, float) else complex.__repr__
+        return shown(value) == shown(was)  # NaN is NaN, and 0.0 not -0.0
     if issubclass(kind, frozenset):
         return set(map(_told_by, members(value))) == set(map(_told_by, members(was)))
     if issubclass(kind, tuple):  # shapes, say, are made anew
         one, other = members(value), members(was)
         return len(one) == len(other) and all(same(*pair, depth + 1) for pair in zip(one, other, strict=True))
-    plain = next(each for each in PLAIN if issubclass(kind, each))
+    plain: Any = next(each for each in PLAIN if issubclass(kind, each))
     return plain.__eq__(value, was) is True
 
 
