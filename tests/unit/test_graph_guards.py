@@ -86,6 +86,8 @@ class Calls:
 class Operator:
     def __matmul__(self, a): return a * SCALE
 OPERATOR = Operator()
+def adds(a): return a * sum([1.0])
+def may_ask(a): return a * getattr(cfg, "LATER", 1.0)
 def operates(a): return OPERATOR @ a
 @torch.no_grad()
 def without_grad(a): return a * SCALE
@@ -443,6 +445,8 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
         "the code of a helper": (user.plain, put(user.helper, "__code__", (lambda a: a * 9).__code__)),
         "a class that is equal to the other": (lambda a: a * one_alike.value, put(one_alike, "__class__", OtherAlike)),
         "in what says that it is a dict": (lambda a: a * pretending.value, put(pretending, "value", 5.0)),
+        "what hides a function of Python's": (user.adds, put(user, "sum", lambda _: 5.0)),
+        "a name in a module that had none": (user.may_ask, put(user.cfg, "LATER", 5.0)),
         "in an empty counter": (lambda a: a * (1 + sum(counter.values())), lambda: counter.update({"one": 4})),
     }
 
@@ -463,6 +467,7 @@ NAMES = (
     *("a module in one of torch", "a parameter of a module of torch", "what a hook asks a module of torch for"),
     *("a number in a set", "what is equal to one of a set", "an attribute of a number"),
     *("a class that is equal to the other", "in what says that it is a dict"),
+    *("what hides a function of Python's", "a name in a module that had none"),
     *(
         "the code of a helper",
         "a tuple with another attribute",
@@ -704,6 +709,18 @@ def test_objects_of_the_user_are_not_asked(graphs: Device) -> None:
     for _ in range(3):
         f(x())
     assert graphs.captures == 2
+
+
+def test_names_that_nobody_asks_for_are_no_change(graphs: Device, user: User) -> None:
+    f = gpu_timed(user.adds, name="f", mode=GRAPH)
+    for count in range(5):
+        f(x())
+        setattr(user, f"more{count}", count)
+    assert (graphs.captures, graphs.replays) == (1, 4)
+    del user.more0
+    f(x())
+    user.sum = lambda _: 5.0  # type: ignore[attr-defined]
+    assert f(x()).tolist() == [5.0, 10.0]
 
 
 def test_containers_of_the_user_are_not_asked(graphs: Device) -> None:

@@ -51,6 +51,16 @@ class Slot(Special):
         return Slot(name)
 
 
+class Absent(Special):
+    """A key of a namespace: those of *names* that stand in it, of which there was none.
+
+    They are looked for where there are more or fewer names in it than before: one that comes as another goes is missed.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__("'s names", lambda space: tuple(sorted(names & space.keys())))
+
+
 class Behind(Special):
     """A key of what a weak reference is to."""
 
@@ -222,6 +232,8 @@ class Guards:
         self._classes: list[Any] = []
         #: Of each way to ask: it, whom, for what, what it is to be; and which guards those are.
         self._groups: list[tuple[Callable[..., Any], list[Any], list[Any], list[Any]]] = []
+        self._absent: list[tuple[Any, Any, Any]] = []
+        self._sizes: list[int] = []
         self._functions: list[Any] = []
         self._codes: list[Any] = []
         self._cells: list[Any] = []
@@ -265,6 +277,8 @@ class Guards:
             elif key is CLASS:
                 self._objects.append(holder)
                 self._classes.append(was)
+            elif isinstance(key, Absent):
+                self._absent.append((holder, key, was))
             elif key is CODE:
                 self._functions.append(holder)
                 self._codes.append(was)
@@ -313,6 +327,12 @@ class Guards:
                 return True
             if not all(map(operator.is_, map(_code, self._functions), self._codes)):
                 return True
+            if self._absent:
+                sizes = [len(space) for space, _, _ in self._absent]
+                if sizes != self._sizes:
+                    if not all(map(_holds, self._absent)):
+                        return True
+                    self._sizes = sizes
             if self._others and not all(map(_holds, self._others)):
                 return True
             if not self._cells or all(map(operator.is_, map(_cell_contents, self._cells), self._in_cells)):

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Final
 
-from gpu_timed.modes.host_guards import CELL, CODE, LENGTH
+from gpu_timed.modes.host_guards import CELL, CODE, LENGTH, Absent
 
 _MOST_FUNCTIONS: Final = 4_096
 _MOST_NAME: Final = 64
@@ -65,6 +65,8 @@ class Reach:
         #: Namespaces in which any name may be read: of classes, and of modules that objects hold.
         self._open: dict[int, tuple[str, Any, set[str]]] = {}
         self._modules: set[tuple[int, int]] = set()
+        #: Of each namespace that functions read in: the names they may ask it for, and for which that is known.
+        self._spaces: dict[int, tuple[str, dict[str, Any], set[str], set[str]]] = {}
         self.keep: list[Any] = []
         #: Whether there is more of it than is looked at.
         self.too_much = False
@@ -114,6 +116,10 @@ class Reach:
                 for key in found - done:
                     done.add(key)
                     self._place(name, inside, key)
+        for name, inside, asked, done in self._spaces.values():
+            if missing := frozenset(asked - done - inside.keys()):
+                self._place(name, inside, Absent(missing))
+            done.update(asked)
 
     def _into(self, function: Any) -> None:
         if isinstance(function, types.FunctionType):
@@ -145,7 +151,11 @@ class Reach:
                 continue
             self._follow(name, held)
 
+    def _asks(self, name: str, space: dict[str, Any], names: set[str]) -> None:
+        self._spaces.setdefault(id(space), (name, space, set(), set()))[2].update(names)
+
     def _globals(self, space: dict[str, Any], names: set[str]) -> None:
+        self._asks("", space, names)
         for name in names:
             if name in space:
                 self._place("", space, name)
@@ -160,6 +170,8 @@ class Reach:
         self._modules.add(key)
         self.keep.append(names)  # so that its identity stays its own
         closed = is_closed(module.__name__)
+        if not closed:
+            self._asks(name, vars(module), names)
         for each in names & vars(module).keys():
             value = vars(module)[each]
             if not closed or isinstance(value, types.FunctionType | types.BuiltinFunctionType):
