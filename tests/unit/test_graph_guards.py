@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import functools
 import gc
@@ -336,6 +337,8 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
     number, pair, some = with_scale(Number(1.0), 1.0), Thing(of=with_scale(Pair((1,)), 1.0)), {float("1")}
     frozen = Thing(of=frozenset({Named(1.0)}))
     unset, cell = SlotCache(), types.CellType()
+    behind, bare, shaped = {"w": 1.0}, array.array("d", [1.0]), numpy.ones((2, 1))
+    proxy, view = types.MappingProxyType(behind), behind.values()
     one_alike, pretending = OneAlike(), Pretending()
     with_relu = torch.nn.Sequential(torch.nn.ReLU(), Inner())
 
@@ -447,6 +450,10 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
         "in what says that it is a dict": (lambda a: a * pretending.value, put(pretending, "value", 5.0)),
         "what hides a function of Python's": (user.adds, put(user, "sum", lambda _: 5.0)),
         "a name in a module that had none": (user.may_ask, put(user.cfg, "LATER", 5.0)),
+        "behind a proxy": (lambda a: a * proxy["w"], lambda: behind.update(w=5.0)),
+        "behind a view": (lambda a: a * sum(view), lambda: behind.update(w=5.0)),
+        "in an array of Python's": (lambda a: a * bare[0], lambda: bare.__setitem__(0, 5.0)),
+        "the shape of an array": (lambda a: a * shaped.shape[0], lambda: shaped.resize((1, 2), refcheck=False)),
         "in an empty counter": (lambda a: a * (1 + sum(counter.values())), lambda: counter.update({"one": 4})),
     }
 
@@ -467,6 +474,7 @@ NAMES = (
     *("a module in one of torch", "a parameter of a module of torch", "what a hook asks a module of torch for"),
     *("a number in a set", "what is equal to one of a set", "an attribute of a number"),
     *("a class that is equal to the other", "in what says that it is a dict"),
+    *("behind a proxy", "behind a view", "in an array of Python's", "the shape of an array"),
     *("what hides a function of Python's", "a name in a module that had none"),
     *(
         "the code of a helper",

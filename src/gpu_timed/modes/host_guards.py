@@ -9,6 +9,7 @@ import functools
 import operator
 import sys
 import types
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from itertools import starmap
@@ -26,6 +27,7 @@ _FEWEST_WATCHED: Final = 8
 _TRUE_IF_FULL: Final = (dict, OrderedDict)
 _BUILT_IN: Final = (OrderedDict, dict, list, tuple, set, frozenset, deque)
 _LENGTHS: Final = frozenset(kind.__len__ for kind in (*_BUILT_IN, types.MappingProxyType))
+_OF_PYTHON: Final = (bytearray, array)
 _BY_VALUE: Final = frozenset({("torch", "device"), ("torch", "dtype")})
 
 
@@ -104,9 +106,9 @@ def _contents(holder: Any) -> Any:
         found = Members(map(id, kept))
         found.kept = kept
         return found
-    if isinstance(holder, bytearray):
-        return bytes(holder) if len(holder) <= _MOST_BYTES else b""
-    return holder.tobytes() if holder.nbytes <= _MOST_BYTES else b""
+    if isinstance(holder, _OF_PYTHON):
+        return bytes(holder) if memoryview(holder).nbytes <= _MOST_BYTES else b""
+    return holder.shape, holder.dtype.str, holder.tobytes() if holder.nbytes <= _MOST_BYTES else b""
 
 
 _cell_contents: Final = operator.attrgetter("cell_contents")
@@ -129,7 +131,7 @@ GONE: Final = object()
 def is_array(value: Any) -> bool:
     """Return whether *value* is an array of NumPy's, or of bytes, whose contents are to be compared."""
     numpy = sys.modules.get("numpy")
-    return isinstance(value, bytearray) or (numpy is not None and isinstance(value, getattr(numpy, "ndarray", ())))
+    return isinstance(value, _OF_PYTHON) or (numpy is not None and isinstance(value, getattr(numpy, "ndarray", ())))
 
 
 def get(holder: Any, key: Any) -> Any:

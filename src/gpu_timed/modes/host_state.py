@@ -9,13 +9,16 @@ between, and the lengths of what holds them: dicts, lists, tuples, sets, deques,
 the host. It is bounded: a call that reaches more is not captured.
 
 Not seen are: state in objects of C, as iterators and generators (of random numbers, too), context variables, thread's
-locals, files and the environment; arrays of the host of more than 64 KiB; and what :mod:`gpu_timed.modes.host_reach`
-says. What comes of them in the first calls differs from a replay, which the comparison with an eager run shows. What
-changes there later is not noticed.
+locals, files and the environment; arrays of the host of more than 64 KiB; attributes of tensors; what only a weak
+reference leads to; other defaults put into a function, other bases into a class, attributes into its class, another
+``__dict__`` into a module of torch; attributes of a function that had none by that name; and what
+:mod:`gpu_timed.modes.host_reach` says. What comes of them in the first calls differs from a replay, which the comparison
+with an eager run shows. What changes there later is not noticed.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
 import weakref
@@ -74,6 +77,8 @@ _NO_STATE: Final = frozenset(
     }
 )
 """What every module of torch has and none looks at when it is called forward: its hooks are counted where they are."""
+_AROUND: Final = frozenset({types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items())})
+"""What shows a dict that is elsewhere."""
 _CALLED: Final = (types.FunctionType, staticmethod, classmethod, property)
 
 
@@ -201,6 +206,8 @@ class Snapshot:
         kind = type(value)
         if issubclass(kind, (dict, list, tuple, set, frozenset, deque)):  # and not what only says that it is one
             self._parts(name, value)
+        elif kind in _AROUND:
+            self._todo += [(name, each) for each in gc.get_referents(value)]
         elif is_array(value):
             self._place(name, value, CONTENTS)
         self._reach.look(value)  # it may stand around a function
