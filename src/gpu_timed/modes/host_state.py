@@ -12,8 +12,8 @@ Not seen are: state in objects of C, as iterators and generators (of random numb
 locals, files and the environment; arrays of the host of more than 64 KiB; attributes of tensors; what only a weak
 reference leads to; other defaults put into a function, other bases into a class, attributes into its class, another
 ``__dict__`` into a module of torch; attributes of a function that had none by that name; and what
-:mod:`gpu_timed.modes.host_reach` says. What comes of them in the first calls differs from a replay, which the comparison
-with an eager run shows. What changes there later is not noticed.
+:mod:`gpu_timed.modes.host_reach` says. What comes of them in the first calls differs from a replay, which the
+comparison with an eager run shows. What changes there later is not noticed.
 """
 
 from __future__ import annotations
