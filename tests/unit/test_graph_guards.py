@@ -182,15 +182,19 @@ class Attributed(dict):  # type: ignore[type-arg]
 
 
 class Named:
-    """A key that is equal to another one and is not the same."""
+    """A key that is equal to another one and is not the same, and keeps in mind that it was asked."""
+
+    asked = False
 
     def __init__(self, scale: float) -> None:
         self.scale = scale
 
     def __eq__(self, _: object) -> bool:
+        Named.asked = True
         return True
 
     def __hash__(self) -> int:
+        Named.asked = True
         return 7
 
 
@@ -743,6 +747,22 @@ def test_containers_of_the_user_are_not_asked(graphs: Device) -> None:
     assert graphs.captures == 2
     assert not held.dict.asked
     assert not held.list.asked
+
+
+def test_keys_of_the_user_are_not_asked(graphs: Device) -> None:
+    key = Named(1.0)
+    held = {key: torch.ones(2)}
+    f = gpu_timed(lambda a: a * next(iter(held.values())), name="f", mode=GRAPH)
+    Named.asked = False
+    for _ in range(4):
+        f(x())
+    assert not Named.asked
+    held[key] = nines()
+    Named.asked = False
+    assert [f(x()).tolist() for _ in range(3)] == [[9.0, 18.0]] * 3
+    held[key].data = torch.full((2,), 4.0)
+    assert [f(x()).tolist() for _ in range(3)] == [[4.0, 8.0]] * 3
+    assert graphs.captures == 3
 
 
 def test_an_empty_dict_of_another_kind_is_asked_itself() -> None:

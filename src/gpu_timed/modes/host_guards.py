@@ -115,6 +115,8 @@ _cell_contents: Final = operator.attrgetter("cell_contents")
 LENGTH: Final = Special("'s length", _length)
 ORDER: Final = Special("'s order", lambda holder: tuple(members(holder)))
 """Which keys a dict has, one after another."""
+VALUES: Final = Special("'s values", lambda holder: tuple(dict.values(holder)))
+"""In place of each by its key, where to look for that would be to run code of the user's: a hash."""
 _code: Final = operator.attrgetter("__code__")
 CODE: Final = Special("'s code", _code)
 """What reloads a module as it is edited puts other code into the functions that there are."""
@@ -123,7 +125,7 @@ CONTENTS: Final = Special("'s contents", _contents)
 ITSELF: Final = Special("", lambda holder: holder)
 CLASS: Final = Special("'s class", type)
 ATTRIBUTES: Final = Special("'s __dict__", lambda holder: object.__getattribute__(holder, "__dict__"))
-_ONE_BY_ONE: Final = frozenset({CONTENTS, ORDER, ATTRIBUTES})
+_ONE_BY_ONE: Final = frozenset({CONTENTS, ORDER, VALUES, ATTRIBUTES})
 GONE: Final = object()
 """In place of what does not stand there."""
 
@@ -377,7 +379,7 @@ def _is_counted(holder: Any, key: Any) -> bool:
         return False
     if key is ORDER:
         return not isinstance(holder, OrderedDict)  # which keeps it beside what is in it
-    return key is LENGTH or not isinstance(key, Special)
+    return key in {LENGTH, VALUES} if isinstance(key, Special) else True
 
 
 def _is_namespace(holder: dict[Any, Any]) -> bool:

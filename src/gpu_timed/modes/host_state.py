@@ -35,6 +35,7 @@ from gpu_timed.modes.host_guards import (
     ITSELF,
     LENGTH,
     ORDER,
+    VALUES,
     Behind,
     Guards,
     Slot,
@@ -232,8 +233,13 @@ class Snapshot:
         keys: Iterable[Any] = range(count)
         if issubclass(kind, dict):
             keys = members(value)
-            if self._inside(name, keys) or count > 1:
+            told_by_more = self._inside(name, keys)
+            if told_by_more or count > 1:
                 self._place(name, value, ORDER)
+            if told_by_more:
+                self._place(name, value, VALUES)
+                self._inside(name, dict.values(value))
+                return
         for key in keys:
             self._place(name, value, key)
 
