@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import functools
 import gc
@@ -86,6 +87,8 @@ class Calls:
 class Operator:
     def __matmul__(self, a): return a * SCALE
 OPERATOR = Operator()
+def adds(a): return a * sum([1.0])
+def may_ask(a): return a * getattr(cfg, "LATER", 1.0)
 def operates(a): return OPERATOR @ a
 @torch.no_grad()
 def without_grad(a): return a * SCALE
@@ -153,6 +156,140 @@ class CallingNines:
         return a * 9
 
 
+class Lying(dict):  # type: ignore[type-arg]
+    """Says that there is nothing in it, and keeps in mind that it was asked."""
+
+    __slots__ = ("asked", "slot")
+
+    def __len__(self) -> int:
+        self.asked = True
+        return 0
+
+    def __iter__(self) -> Any:
+        self.asked = True
+        return iter(())
+
+    __getitem__ = __iter__
+
+
+class LyingList(list):  # type: ignore[type-arg]
+    __len__, __iter__, __getitem__ = Lying.__len__, Lying.__iter__, Lying.__iter__
+    asked = False
+
+
+class Attributed(dict):  # type: ignore[type-arg]
+    pass
+
+
+class Named:
+    """A key that is equal to another one and is not the same, and keeps in mind that it was asked."""
+
+    asked = False
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __eq__(self, _: object) -> bool:
+        Named.asked = True
+        return True
+
+    def __hash__(self) -> int:
+        Named.asked = True
+        return 7
+
+
+class Going(torch.nn.Module):  # type: ignore[misc]
+    """Goes through all that is in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.relu = torch.nn.Linear(2, 2).requires_grad_(False), torch.nn.ReLU()
+
+    def forward(self, a: Any) -> Any:
+        for module in self.modules():
+            a = module(a) if isinstance(module, Inner) else a
+        return a * (len(list(self.relu.parameters())) + 1)
+
+
+def gain(module: Any, _given: Any, result: Any) -> Any:
+    return result * getattr(module, "gain", 1.0)
+
+
+class Number(float):
+    """A number with attributes."""
+
+
+class Pair(tuple):  # type: ignore[type-arg] # noqa: SLOT001 - it is to have attributes
+    """A tuple with attributes."""
+
+
+def with_scale(of: Any, scale: float) -> Any:
+    of.scale = scale
+    return of
+
+
+def another_at_the_same_address(held: set[Any]) -> None:
+    address = id(next(iter(held)))
+    held.clear()
+    made = []
+    for value in range(10_000):
+        made.append(float(value + 2))
+        if id(made[-1]) == address:
+            held.add(made[-1])
+            return
+    held.add(2.0)  # that of before is still there
+
+
+def _with_cell() -> Callable[[Any], Any]:
+    value = 1.0
+
+    def asks(a: Any) -> Any:
+        try:
+            return a * value
+        except NameError:
+            return a * 1
+
+    return asks
+
+
+asks_for_cell = _with_cell()
+
+
+class Alike(type):
+    """Of classes each of which says that it is every other."""
+
+    def __eq__(cls, _: object) -> bool:
+        return True
+
+    def __hash__(cls) -> int:
+        return 7
+
+
+class OneAlike(metaclass=Alike):
+    value = 1.0
+
+
+class OtherAlike(metaclass=Alike):
+    value = 5.0
+
+
+class Pretending:
+    """Says that it is a dict, as some proxies do."""
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return dict
+
+
+def one_after_another(values: Any, a: Any) -> Any:
+    for value in values:
+        a = a * 2 + value
+    return a
+
+
 def scaled(value: float, a: Any) -> Any:
     return a * value
 
@@ -191,6 +328,22 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
     methods, derived = user.Methods(), user.Derived()
     user.MODEL = Inner()
     inner, buffered, calling, empty = Inner(), Buffered(), Calling(), Thing(some={})
+    lying, full, lying_list = Lying(), Lying(one=1.0), LyingList([1.0])
+    attributed, counter = Attributed(one=1), collections.Counter()
+    full.slot = attributed.w = 1.0
+    ordered, plain, key = collections.OrderedDict(a=1.0, b=2.0), {"a": 1.0, "b": 2.0}, Named(1.0)
+    keyed, keyed_too = {key: 1.0}, {Named(1.0): 1.0}
+    weight, bag, relu = torch.nn.Module(), torch.nn.Module(), torch.nn.ReLU()
+    weight.register_parameter("w", torch.nn.Parameter(torch.ones(2), requires_grad=False))
+    relu.register_forward_hook(gain)
+    going, going_too, hooked, part = Going(), Going(), Inner(), Inner()
+    hooked.register_forward_hook(other)
+    number, pair, some = with_scale(Number(1.0), 1.0), Thing(of=with_scale(Pair((1,)), 1.0)), {float("1")}
+    frozen = Thing(of=frozenset({Named(1.0)}))
+    unset, cell = SlotCache(), types.CellType()
+    behind, bare, shaped = {"w": 1.0}, array.array("d", [1.0]), numpy.ones((2, 1))
+    proxy, view = types.MappingProxyType(behind), behind.values()
+    one_alike, pretending = OneAlike(), Pretending()
     with_relu = torch.nn.Sequential(torch.nn.ReLU(), Inner())
 
     def put(holder: Any, name: str, value: Any) -> Callable[[], Any]:
@@ -241,6 +394,71 @@ def places(user: User) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]
             lambda a: a * sum(empty.some.values(), 1.0),
             lambda: empty.some.update({"one": 4.0}),
         ),
+        "in a dict of the user's that was empty": (
+            lambda a: a * sum(dict.values(lying), 1.0),
+            lambda: lying.update(one=4.0),
+        ),
+        "in a dict of the user's": (lambda a: a * sum(dict.values(full)), lambda: full.update(one=4.0)),
+        "in a list of the user's": (
+            lambda a: a * list.__getitem__(lying_list, 0),
+            lambda: list.__setitem__(lying_list, 0, 4.0),
+        ),
+        "a slot of a dict": (lambda a: a * full.slot, put(full, "slot", 5.0)),
+        "all attributes of a dict": (lambda a: a * attributed.w, put(attributed, "__dict__", {"w": 5.0})),
+        "the order of a dict": (
+            lambda a: one_after_another(plain.values(), a),
+            lambda: plain.update(a=plain.pop("a")),
+        ),
+        "the order of an ordered dict": (
+            lambda a: one_after_another(ordered.values(), a),
+            lambda: ordered.move_to_end("a"),
+        ),
+        "in a key": (lambda a: a * next(iter(keyed)).scale, put(key, "scale", 5.0)),
+        "a key": (
+            lambda a: a * next(iter(keyed_too)).scale,
+            lambda: (keyed_too.clear(), keyed_too.update({Named(5.0): 1.0})),
+        ),
+        "all parameters": (lambda a: a * weight.w, put(weight, "_parameters", {"w": nines()})),
+        "all hooks": (lambda a: hooked(a) * 1, put(hooked, "_forward_hooks", collections.OrderedDict())),
+        "the state of a module": (
+            lambda a: part(a) * 1,
+            lambda: part.__setstate__({**vars(part), "_modules": {}, "_forward_hooks": {0: other}}),
+        ),
+        "in an empty module of torch": (
+            lambda a: a * getattr(bag, "k", 1.0),
+            lambda: bag.register_buffer("k", torch.tensor(4.0)),
+        ),
+        "a module in one of torch": (going, lambda: going.linear.add_module("more", Inner(5.0))),
+        "a parameter of a module of torch": (going_too, lambda: going_too.relu.register_parameter("p", weight.w)),
+        "what a hook asks a module of torch for": (
+            lambda a: relu(a) * 1,
+            lambda: relu.register_buffer("gain", torch.tensor(4.0)),
+        ),
+        "a number in a set": (lambda a: a * sum(some), lambda: another_at_the_same_address(some)),
+        "what is equal to one of a set": (
+            lambda a: a * next(iter(frozen.of)).scale,
+            put(frozen, "of", frozenset({Named(5.0)})),
+        ),
+        "an attribute of a number": (lambda a: a * number * number.scale, put(number, "scale", 5.0)),
+        "a tuple with another attribute": (
+            lambda a: a * pair.of.scale,
+            put(pair, "of", with_scale(Pair((1,)), 5.0)),
+        ),
+        "a slot that was not set": (lambda a: a * getattr(unset, "w", 1.0), put(unset, "w", 5.0)),
+        "a variable that was not set": (
+            types.FunctionType(asks_for_cell.__code__, globals(), "asks", None, (cell,)),
+            put(cell, "cell_contents", 5.0),
+        ),
+        "the code of a helper": (user.plain, put(user.helper, "__code__", (lambda a: a * 9).__code__)),
+        "a class that is equal to the other": (lambda a: a * one_alike.value, put(one_alike, "__class__", OtherAlike)),
+        "in what says that it is a dict": (lambda a: a * pretending.value, put(pretending, "value", 5.0)),
+        "what hides a function of Python's": (user.adds, put(user, "sum", lambda _: 5.0)),
+        "a name in a module that had none": (user.may_ask, put(user.cfg, "LATER", 5.0)),
+        "behind a proxy": (lambda a: a * proxy["w"], lambda: behind.update(w=5.0)),
+        "behind a view": (lambda a: a * sum(view), lambda: behind.update(w=5.0)),
+        "in an array of Python's": (lambda a: a * bare[0], lambda: bare.__setitem__(0, 5.0)),
+        "the shape of an array": (lambda a: a * shaped.shape[0], lambda: shaped.resize((1, 2), refcheck=False)),
+        "in an empty counter": (lambda a: a * (1 + sum(counter.values())), lambda: counter.update({"one": 4})),
     }
 
 
@@ -255,6 +473,21 @@ NAMES = (
     *("what hides one of a class", "what an operator reads", "what a decorated function reads"),
     *("the class of a module", "the class of a module of torch", "the class of an object", "all attributes at once"),
     *("a buffer of a module that had none", "what an empty dict took over whole"),
+    *("in a dict of the user's that was empty", "in a dict of the user's", "in a list of the user's"),
+    *("all parameters", "all hooks", "the state of a module", "in an empty module of torch"),
+    *("a module in one of torch", "a parameter of a module of torch", "what a hook asks a module of torch for"),
+    *("a number in a set", "what is equal to one of a set", "an attribute of a number"),
+    *("a class that is equal to the other", "in what says that it is a dict"),
+    *("behind a proxy", "behind a view", "in an array of Python's", "the shape of an array"),
+    *("what hides a function of Python's", "a name in a module that had none"),
+    *(
+        "the code of a helper",
+        "a tuple with another attribute",
+        "a slot that was not set",
+        "a variable that was not set",
+    ),
+    *("the order of a dict", "the order of an ordered dict", "in a key", "a key"),
+    *("a slot of a dict", "all attributes of a dict", "in an empty counter"),
 )
 
 
@@ -272,6 +505,20 @@ def test_what_stands_where_another_stood_is_not_the_graphs(graphs: Device, user:
     assert graphs.captures == 2
 
 
+@pytest.mark.parametrize("how", ["register_module_forward_hook", "register_module_forward_pre_hook"])
+def test_a_hook_of_all_modules_is_one_of_each(graphs: Device, how: str) -> None:
+    inner = Inner()
+    f = gpu_timed(lambda a: inner(a) * 1, name="f", mode=GRAPH)
+    for _ in range(4):
+        f(x())
+    handle = getattr(torch.nn.modules.module, how)(lambda _, given, result=None: given[0] * 9)
+    try:
+        assert [f(x()).tolist() for _ in range(3)] == [[9.0, 18.0]] * 3
+    finally:
+        handle.remove()
+    assert f(x()).tolist() == [1.0, 2.0]
+
+
 def test_the_class_of_an_argument_is_looked_at(graphs: Device) -> None:
     """Which is not kept alive for it."""
     calling = Calling()
@@ -283,6 +530,71 @@ def test_the_class_of_an_argument_is_looked_at(graphs: Device) -> None:
     assert [f(x(), calling).tolist() for _ in range(3)] == [[9.0, 18.0]] * 3
     alive = weakref.ref(calling)
     del calling
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_number_with_attributes_is_known_by_what_it_is_and_not_by_its_value(graphs: Device) -> None:
+    f = gpu_timed(lambda a, by: a * by * by.scale, name="f", mode=GRAPH)
+    one, other_one = with_scale(Number(2.0), 1.0), with_scale(Number(2.0), 5.0)
+    for _ in range(4):
+        assert f(x(), one).tolist() == [2.0, 4.0]
+    assert graphs.replays == 3
+    assert f(x(), other_one).tolist() == [10.0, 20.0]
+    one.scale = 3.0
+    assert f(x(), one).tolist() == [6.0, 12.0]
+    addresses = set()
+    for scale in range(1, 20):
+        made = with_scale(Number(2.0), float(scale))
+        addresses.add(id(made))
+        assert f(x(), made).tolist() == [2.0 * scale, 4.0 * scale]
+        del made
+    assert len(addresses) < 19
+
+
+class Cache(dict):  # type: ignore[type-arg]
+    pass
+
+
+class ListCache(list):  # type: ignore[type-arg]
+    pass
+
+
+class SlotCache:
+    __slots__ = ("__weakref__", "w")
+
+
+class ArrayCache(numpy.ndarray):  # type: ignore[misc,type-arg]
+    pass
+
+
+def slot_cache() -> Any:
+    made = SlotCache()
+    made.w = 1.0  # type: ignore[attr-defined]
+    return made
+
+
+CACHES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "dict": (lambda: Cache(w=1.0), lambda made: made["w"], lambda made: made.update(w=5.0)),
+    "list": (lambda: ListCache([1.0]), lambda made: made[0], lambda made: made.__setitem__(0, 5.0)),
+    "slots": (slot_cache, lambda made: made.w, lambda made: setattr(made, "w", 5.0)),
+    "array": (lambda: numpy.ones(1).view(ArrayCache), lambda made: float(made[0]), lambda made: made.fill(5.0)),
+}
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_what_an_argument_holds_is_looked_at_and_does_not_keep_it_alive(graphs: Device, kind: str) -> None:
+    make, ask, change = CACHES[kind]
+    f = gpu_timed(lambda a, by: a * ask(by), name="f", mode=GRAPH)
+    made = make()
+    for _ in range(4):
+        assert f(x(), made).tolist() == [1.0, 2.0]
+    assert graphs.replays == 3
+    change(made)
+    assert [f(x(), made).tolist() for _ in range(4)] == [[5.0, 10.0]] * 4
+    assert graphs.captures == 2
+    alive = weakref.ref(made)
+    del made
     gc.collect()
     assert alive() is None
 
@@ -411,6 +723,56 @@ def test_objects_of_the_user_are_not_asked(graphs: Device) -> None:
     assert graphs.captures == 2
 
 
+def test_names_that_nobody_asks_for_are_no_change(graphs: Device, user: User) -> None:
+    f = gpu_timed(user.adds, name="f", mode=GRAPH)
+    for count in range(5):
+        f(x())
+        setattr(user, f"more{count}", count)
+    assert (graphs.captures, graphs.replays) == (1, 4)
+    del user.more0
+    f(x())
+    user.sum = lambda _: 5.0  # type: ignore[attr-defined]
+    assert f(x()).tolist() == [5.0, 10.0]
+
+
+def test_containers_of_the_user_are_not_asked(graphs: Device) -> None:
+    held = Thing(dict=Lying(one=1.0), list=LyingList([1.0]))
+    f = gpu_timed(lambda a: (held, a * 1)[1], name="f", mode=GRAPH)
+    held.dict.asked = held.list.asked = False
+    for _ in range(4):
+        f(x())
+    assert graphs.replays == 3
+    dict.__setitem__(held.dict, "one", 2.0)
+    f(x())
+    assert graphs.captures == 2
+    assert not held.dict.asked
+    assert not held.list.asked
+
+
+def test_keys_of_the_user_are_not_asked(graphs: Device) -> None:
+    key = Named(1.0)
+    held = {key: torch.ones(2)}
+    f = gpu_timed(lambda a: a * next(iter(held.values())), name="f", mode=GRAPH)
+    Named.asked = False
+    for _ in range(4):
+        f(x())
+    assert not Named.asked
+    held[key] = nines()
+    Named.asked = False
+    assert [f(x()).tolist() for _ in range(3)] == [[9.0, 18.0]] * 3
+    held[key].data = torch.full((2,), 4.0)
+    assert [f(x()).tolist() for _ in range(3)] == [[4.0, 8.0]] * 3
+    assert graphs.captures == 3
+
+
+def test_an_empty_dict_of_another_kind_is_asked_itself() -> None:
+    """One that takes over the parts of another is not told by the count, from Python 3.12 on."""
+    made: list[Any] = [collections.Counter(), collections.defaultdict(list), Lying(), collections.OrderedDict(), {}]
+    watched: list[Any] = []
+    host_guards.Guards([(held, host_guards.LENGTH, 0) for held in made], writes=watched.extend)
+    assert watched == []
+
+
 @pytest.mark.parametrize("how", ["too many parts", "too much in all"])
 def test_what_cannot_all_be_watched_is_not_captured(graphs: Device, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setattr(host_state, "_MOST_PARTS" if how == "too many parts" else "_MOST", 30)
@@ -447,6 +809,27 @@ def test_a_tensor_of_another_shape_at_the_same_address_is_another(
     expected = (x() * w.sum()).tolist()
     assert f(x()).tolist() == expected
     assert graphs.captures == 2
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_parameter_that_is_to_be_trained_from_now_on_is_another(
+    graphs: Device, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    if not at_once:
+        monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", lambda *_, **__: 1 / "")
+    w = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    f = gpu_timed(lambda a: a * w, name="f", mode=GRAPH)
+    for _ in range(4):
+        assert not f(x()).requires_grad
+    with torch.no_grad():
+        for _ in range(4):
+            f(x())
+    assert graphs.replays == 6
+    w.requires_grad_(True)
+    with torch.no_grad():  # where that is nothing to it
+        f(x())
+    assert graphs.replays == 7
+    assert [f(x()).requires_grad for _ in range(3)] == [True] * 3
 
 
 def test_another_mode_of_torch_is_no_other_shape() -> None:
@@ -500,6 +883,57 @@ def test_outputs_that_are_no_tensors_and_stay_the_same_are_no_obstacle(graphs: D
             found = f(x())
     assert modes(records)[2:] == ["cuda_graph"] * 2
     assert repr(found["n"]) == "(nan, None, 'name', True)"
+
+
+STANDING = torch.ones(2)
+
+
+def twice(a: Any) -> Any:
+    made = a * 2
+    return {"one": made, "other": [made, a + 1, made]}
+
+
+@pytest.mark.parametrize("outputs", ["clone", "alias"])
+def test_outputs_that_are_one_stay_one(graphs: Device, outputs: Any) -> None:
+    f = gpu_timed(twice, name="f", mode=CudaGraph(warmup=1, outputs=outputs))
+    for _ in range(4):
+        found = f(x())
+    assert graphs.replays == 3
+    assert found["one"] is found["other"][0] is found["other"][2]
+    assert [each.tolist() for each in found["other"]] == [[2.0, 4.0], [2.0, 3.0], [2.0, 4.0]]
+    if outputs == "clone":
+        assert f(x(5.0, 6.0))["one"] is not found["one"]
+        assert found["one"].tolist() == [2.0, 4.0]
+
+
+def test_a_tensor_of_the_host_that_is_handed_out_untouched_is_that_one(graphs: Device) -> None:
+    f = gpu_timed(lambda a: (a * 2, STANDING), name="f", mode=GRAPH)
+    for _ in range(4):
+        assert f(x())[1] is STANDING
+    assert graphs.replays == 3
+
+
+def test_an_output_that_the_call_leaves_behind_is_no_such_tensor(graphs: Device) -> None:
+    held = Thing(last=None)
+
+    def function(a: Any) -> Any:
+        held.last = a * 2
+        return held.last
+
+    f = gpu_timed(function, name="f", mode=CudaGraph(warmup=1, reset=lambda: setattr(held, "last", None)))
+    for _ in range(4):
+        found = f(x())
+        assert found.tolist() == [2.0, 4.0]
+    f(x(5.0, 6.0))
+    assert found.tolist() == [2.0, 4.0]
+
+
+def test_a_shape_that_is_handed_out_is_one(graphs: Device) -> None:
+    f = gpu_timed(lambda a: (a * 2, {"shape": a.shape}), name="f", mode=GRAPH)
+    for _ in range(4):
+        found = f(x())[1]["shape"]
+        assert (type(found), found) == (torch.Size, torch.Size([2]))
+    assert graphs.replays == 3
 
 
 # -- arguments that share memory --------------------------------------------------------------------------

@@ -37,6 +37,8 @@ class Captured:
         self.changed: dict[int, Any] = {}
         #: How each output is made of the graph's: ``(kind, what)``; and how they are nested.
         self.plan: list[tuple[str, Any]] = []
+        #: Which of them are one that came before: of such only one copy is made.
+        self.again: list[tuple[int, int]] = []
         self.together: Callable[[list[Any]], Any] = list
         self.spec: Any = None
         #: Whether arguments share memory, so that a change of one, which is of a copy, would be one of another.
@@ -74,12 +76,26 @@ class Captured:
 
     def made(self, tensors: list[Any]) -> list[Any]:
         """Return the outputs of the last replay, for a call with *tensors*."""
-        return [
+        found = [
             what.clone() if kind == "clone" else tensors[what] if kind == "input" else what for kind, what in self.plan
         ]
+        for place, earlier in self.again:
+            found[place] = found[earlier]
+        return found
 
 
 _TENSOR: Final = object()
+
+
+def _repeated(plan: list[tuple[str, Any]]) -> list[tuple[int, int]]:
+    """Return which outputs are one that came before, and have no copy made of them in *plan*."""
+    places: dict[int, int] = {}
+    found: list[tuple[int, int]] = []
+    for place, (kind, what) in enumerate(plan):
+        if kind == "clone" and places.setdefault(id(what), place) != place:
+            found.append((place, places[id(what)]))
+            plan[place] = "is", what
+    return found
 
 
 def said(leaves: list[Any], spec: Any, is_tensor: Callable[[Any], bool]) -> tuple[list[Any], Any]:
@@ -158,9 +174,13 @@ class Capturing:
             made.changed_inputs = [index for index, key in enumerate(keys) if key in watch.changed]
             made.changed = {key: one for key, one in watch.changed.items() if key not in keys}
             leaves, spec = values.apart(graph.outputs)
-            made.plan = [self._plan(leaf, static, watch) for leaf in leaves]
-            made.spec, made.together = spec, values.together(spec, graph.outputs)
             snapshot = host_state.Snapshot(self._function, taken.leaves, values.is_tensor)
+            outside = set(watch.outside)
+            if self.mode.reset is None:  # else there may be some that the call has put there
+                outside.update(map(of, snapshot.tensors))
+            made.plan = [self._plan(leaf, static, outside) for leaf in leaves]
+            made.again = _repeated(made.plan)
+            made.spec, made.together = spec, values.together(spec, graph.outputs)
             made.guards = snapshot.guards(made.keep, values.are_at, values.are_as_now, values.writes)
             made.shares = self._shares(watch, taken, snapshot.tensors)
             made.guards_first = bool(watch.changed or draws or watch.streams) or not self.sees_all
@@ -172,7 +192,7 @@ class Capturing:
             raise
         return made
 
-    def _plan(self, leaf: Any, static: list[Any], watch: Any) -> tuple[str, Any]:
+    def _plan(self, leaf: Any, static: list[Any], outside: set[int]) -> tuple[str, Any]:
         """Return how an output is made of the graph's, so that it is to its user what the eager one would be."""
         if not self._values.is_tensor(leaf):
             return "is", leaf
@@ -182,7 +202,7 @@ class Capturing:
                 return "input", index
             if of(leaf) == of(tensor):
                 raise ValueError("an output is a view of an argument")
-        if of(leaf) in watch.outside:
+        if of(leaf) in outside:
             return "is", leaf
         return ("clone" if self.mode.outputs == "clone" else "is"), leaf
 

@@ -8,18 +8,26 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections import OrderedDict
+import types
+from array import array
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 PLAIN: Final = (int, float, complex, bool, str, bytes, range, type(None))
+_PLAIN_KINDS: Final = frozenset(map(id, PLAIN))
+"""By identity: a class may say that it is equal to any."""
+_VALUES: Final = (*PLAIN, tuple, frozenset)
 _MOST_BYTES: Final = 1 << 16
 """Of an array of the host, say: some 3 µs to compare. What is in a larger one is not looked at."""
 _MOST_NESTED: Final = 8
 _FEWEST_WATCHED: Final = 8
 """Dicts that are asked sooner than whether any was written to."""
 _TRUE_IF_FULL: Final = (dict, OrderedDict)
+_BUILT_IN: Final = (OrderedDict, dict, list, tuple, set, frozenset, deque)
+_LENGTHS: Final = frozenset(kind.__len__ for kind in (*_BUILT_IN, types.MappingProxyType))
+_OF_PYTHON: Final = (bytearray, array)
 _BY_VALUE: Final = frozenset({("torch", "device"), ("torch", "dtype")})
 
 
@@ -45,6 +53,31 @@ class Slot(Special):
         return Slot(name)
 
 
+class Absent(Special):
+    """A key of a namespace: those of *names* that stand in it, of which there was none.
+
+    They are looked for where there are more or fewer names in it than before: one that comes as another goes is missed.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__("'s names", lambda space: tuple(sorted(names & space.keys())))
+
+
+class Behind(Special):
+    """A key of what a weak reference is to."""
+
+    def __init__(self, key: Any) -> None:
+        super().__init__(key.shown if isinstance(key, Special) else f"[{key!r}]", lambda weak: get(weak(), key))
+        self.key = key
+
+
+class Members(frozenset[int]):
+    """The identities of what is in a set, which are nobody else's as long as this is kept."""
+
+    __slots__ = ("kept",)
+    kept: list[Any]
+
+
 class WasTensor(NamedTuple):
     """A tensor that stood there, and the address that it had."""
 
@@ -52,32 +85,55 @@ class WasTensor(NamedTuple):
     address: int
 
 
+def _built_in(holder: Any) -> Any:
+    """Return the container that *holder* is, of whose methods none is the user's."""
+    return next((kind for kind in _BUILT_IN if issubclass(type(holder), kind)), None)
+
+
+def _length(holder: Any) -> int:
+    kind = _built_in(holder)
+    return len(holder) if kind is None else kind.__len__(holder)
+
+
+def members(holder: Any) -> list[Any]:
+    """Return what is in a container, of a dict its keys, and run no method of a class of the user's."""
+    return list(_built_in(holder).__iter__(holder))
+
+
 def _contents(holder: Any) -> Any:
-    if isinstance(holder, set | frozenset):
-        return frozenset(map(id, holder))
-    if isinstance(holder, bytearray):
-        return bytes(holder) if len(holder) <= _MOST_BYTES else b""
-    return holder.tobytes() if holder.nbytes <= _MOST_BYTES else b""
+    if issubclass(type(holder), set):
+        kept = members(holder)
+        found = Members(map(id, kept))
+        found.kept = kept
+        return found
+    if isinstance(holder, _OF_PYTHON):
+        return bytes(holder) if memoryview(holder).nbytes <= _MOST_BYTES else b""
+    return holder.shape, holder.dtype.str, holder.tobytes() if holder.nbytes <= _MOST_BYTES else b""
 
 
 _cell_contents: Final = operator.attrgetter("cell_contents")
-LENGTH: Final = Special("'s length", len)
+LENGTH: Final = Special("'s length", _length)
+ORDER: Final = Special("'s order", lambda holder: tuple(members(holder)))
+"""Which keys a dict has, one after another."""
+VALUES: Final = Special("'s values", lambda holder: tuple(dict.values(holder)))
+"""In place of each by its key, where to look for that would be to run code of the user's: a hash."""
+_code: Final = operator.attrgetter("__code__")
+CODE: Final = Special("'s code", _code)
+"""What reloads a module as it is edited puts other code into the functions that there are."""
 CELL: Final = Special("", _cell_contents)
 CONTENTS: Final = Special("'s contents", _contents)
 ITSELF: Final = Special("", lambda holder: holder)
 CLASS: Final = Special("'s class", type)
 ATTRIBUTES: Final = Special("'s __dict__", lambda holder: object.__getattribute__(holder, "__dict__"))
-CLASS_BEHIND: Final = Special(CLASS.shown, lambda weak: type(weak()))
-"""Of what a weak reference is to."""
-ATTRIBUTES_BEHIND: Final = Special(ATTRIBUTES.shown, lambda weak: ATTRIBUTES.get(weak()))
-_ONE_BY_ONE: Final = frozenset({CONTENTS, ATTRIBUTES, CLASS_BEHIND, ATTRIBUTES_BEHIND})
-_GONE: Final = object()
+_ONE_BY_ONE: Final = frozenset({CONTENTS, ORDER, VALUES, ATTRIBUTES})
+GONE: Final = object()
+"""In place of what does not stand there."""
 
 
 def is_array(value: Any) -> bool:
     """Return whether *value* is an array of NumPy's, or of bytes, whose contents are to be compared."""
     numpy = sys.modules.get("numpy")
-    return isinstance(value, bytearray) or (numpy is not None and isinstance(value, getattr(numpy, "ndarray", ())))
+    return isinstance(value, _OF_PYTHON) or (numpy is not None and isinstance(value, getattr(numpy, "ndarray", ())))
 
 
 def get(holder: Any, key: Any) -> Any:
@@ -85,7 +141,7 @@ def get(holder: Any, key: Any) -> Any:
     try:
         return key.get(holder) if isinstance(key, Special) else _getter_of(holder)(holder, key)
     except (ValueError, LookupError, AttributeError, TypeError, RuntimeError):
-        return _GONE
+        return GONE
 
 
 def same(value: Any, was: Any, depth: int = 0) -> bool:
@@ -97,19 +153,49 @@ def same(value: Any, was: Any, depth: int = 0) -> bool:
     kind = type(was)
     if type(value) is not kind:
         return False
-    if issubclass(kind, float | complex):
-        return repr(value) == repr(was)  # NaN is NaN, and 0.0 not -0.0
-    if isinstance(was, PLAIN) or (kind.__module__, kind.__name__) in _BY_VALUE or kind is frozenset:
+    if kind is tuple and len(value) == len(was) and all(map(operator.is_, value, was)):
+        return True  # at a glance
+    if kind is Members or (kind.__module__, kind.__name__) in _BY_VALUE:
         return bool(value == was)
-    if isinstance(was, tuple) and len(value) == len(was) and depth < _MOST_NESTED:  # shapes, say, are made anew
-        return all(same(*pair, depth + 1) for pair in zip(value, was, strict=True))
-    return False
+    if not is_value(value) or not is_value(was) or depth >= _MOST_NESTED:
+        return False
+    if issubclass(kind, float | complex):
+        shown = float.__repr__ if issubclass(kind, float) else complex.__repr__
+        return shown(value) == shown(was)  # NaN is NaN, and 0.0 not -0.0
+    if issubclass(kind, frozenset):
+        return set(map(_told_by, members(value))) == set(map(_told_by, members(was)))
+    if issubclass(kind, tuple):  # shapes, say, are made anew
+        one, other = members(value), members(was)
+        return len(one) == len(other) and all(same(*pair, depth + 1) for pair in zip(one, other, strict=True))
+    plain: Any = next(each for each in PLAIN if issubclass(kind, each))
+    return plain.__eq__(value, was) is True
+
+
+def is_value(value: Any) -> bool:
+    """Return whether *value* is told by its kind and by what it is or what is in it: it has no attributes."""
+    return issubclass(type(value), _VALUES) and not has_attributes(value)
+
+
+def has_attributes(value: Any) -> bool:
+    """Return whether there is more to *value*, of a class that inherits from a plain one, than that."""
+    kind = type(value)
+    return id(kind) not in _PLAIN_KINDS and bool(kind.__dictoffset__ and object.__getattribute__(value, "__dict__"))
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether *value* is told by its kind and by what it is, and will be: it can have no attributes."""
+    kind = type(value)
+    return id(kind) in _PLAIN_KINDS or (issubclass(kind, PLAIN) and not kind.__dictoffset__)
+
+
+def _told_by(part: Any) -> Any:
+    return (type(part), repr(part)) if id(type(part)) in _PLAIN_KINDS else id(part)
 
 
 def _getter_of(holder: Any) -> Callable[[Any, Any], Any]:
     """Return what asks *holder* for a key, and runs no method of a class of the user's."""
-    for kind in (dict, list, tuple):
-        if isinstance(holder, kind):
+    for kind in (dict, list, tuple, deque):
+        if issubclass(type(holder), kind):
             return kind.__getitem__
     return operator.getitem
 
@@ -150,6 +236,10 @@ class Guards:
         self._classes: list[Any] = []
         #: Of each way to ask: it, whom, for what, what it is to be; and which guards those are.
         self._groups: list[tuple[Callable[..., Any], list[Any], list[Any], list[Any]]] = []
+        self._absent: list[tuple[Any, Any, Any]] = []
+        self._sizes: list[int] = []
+        self._functions: list[Any] = []
+        self._codes: list[Any] = []
         self._cells: list[Any] = []
         self._in_cells: list[Any] = []
         self._indices: list[tuple[list[int], list[Any]]] = []
@@ -165,9 +255,12 @@ class Guards:
         within: dict[int, list[tuple[Any, Any, Any]]] = {}
         for guard in self._all:
             holder, key, was = guard
-            if key is LENGTH and not was and type(holder) in _TRUE_IF_FULL:
-                self._empty.append(holder)
-            elif writes is not None and isinstance(holder, dict) and key is not CLASS and not _is_namespace(holder):
+            if key is LENGTH and not was and issubclass(type(holder), dict):  # which may take over another's parts
+                if type(holder) in _TRUE_IF_FULL:
+                    self._empty.append(holder)
+                else:
+                    direct.append(guard)
+            elif writes is not None and _is_counted(holder, key):
                 within.setdefault(id(holder), []).append(guard)
             else:
                 direct.append(guard)
@@ -182,13 +275,18 @@ class Guards:
     def _sort(self, weres: list[Any]) -> None:
         by_getter: dict[Any, list[int]] = {}
         for index, (holder, key, was) in enumerate(self._direct):
-            if key is LENGTH:
+            if key is LENGTH and type(holder).__len__ in _LENGTHS:
                 self._sized.append(holder)
                 self._lengths.append(was)
             elif key is CLASS:
                 self._objects.append(holder)
                 self._classes.append(was)
-            elif isinstance(key, Special) and key in _ONE_BY_ONE:
+            elif isinstance(key, Absent):
+                self._absent.append((holder, key, was))
+            elif key is CODE:
+                self._functions.append(holder)
+                self._codes.append(was)
+            elif was is GONE or key is LENGTH or _is_asked_alone(key):
                 self._others.append((holder, key, was))
             elif key is not ITSELF:
                 slot, cell = isinstance(key, Slot), key is CELL
@@ -229,8 +327,16 @@ class Guards:
                     writes.well()
             if self._sized and list(map(len, self._sized)) != self._lengths:
                 return True
-            if list(map(type, self._objects)) != self._classes:
+            if not all(map(operator.is_, map(type, self._objects), self._classes)):
                 return True
+            if not all(map(operator.is_, map(_code, self._functions), self._codes)):
+                return True
+            if self._absent:
+                sizes = [len(space) for space, _, _ in self._absent]
+                if sizes != self._sizes:
+                    if not all(map(_holds, self._absent)):
+                        return True
+                    self._sizes = sizes
             if self._others and not all(map(_holds, self._others)):
                 return True
             if not self._cells or all(map(operator.is_, map(_cell_contents, self._cells), self._in_cells)):
@@ -261,6 +367,19 @@ class Guards:
 def _holds(guard: tuple[Any, Any, Any]) -> bool:
     holder, key, was = guard
     return same(get(holder, key), was)
+
+
+def _is_asked_alone(key: Any) -> bool:
+    return isinstance(key, Behind) or (isinstance(key, Special) and key in _ONE_BY_ONE)
+
+
+def _is_counted(holder: Any, key: Any) -> bool:
+    """Return whether it is a write to a dict that changes what stands there: no slot, say, of an object that is one."""
+    if not issubclass(type(holder), dict) or _is_namespace(holder):
+        return False
+    if key is ORDER:
+        return not isinstance(holder, OrderedDict)  # which keeps it beside what is in it
+    return key in {LENGTH, VALUES} if isinstance(key, Special) else True
 
 
 def _is_namespace(holder: dict[Any, Any]) -> bool:

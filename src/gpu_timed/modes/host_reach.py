@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Final
 
-from gpu_timed.modes.host_guards import CELL, LENGTH
+from gpu_timed.modes.host_guards import CELL, CODE, LENGTH, Absent
 
 _MOST_FUNCTIONS: Final = 4_096
 _MOST_NAME: Final = 64
@@ -60,10 +60,13 @@ class Reach:
         self._follow = follow
         self._seen: set[int] = set()
         self._functions: list[Any] = []
-        self._names: set[str] = set()
+        #: What the code of all of them names.
+        self.names: set[str] = set()
         #: Namespaces in which any name may be read: of classes, and of modules that objects hold.
         self._open: dict[int, tuple[str, Any, set[str]]] = {}
         self._modules: set[tuple[int, int]] = set()
+        #: Of each namespace that functions read in: the names they may ask it for, and for which that is known.
+        self._spaces: dict[int, tuple[str, dict[str, Any], set[str], set[str]]] = {}
         self.keep: list[Any] = []
         #: Whether there is more of it than is looked at.
         self.too_much = False
@@ -97,22 +100,26 @@ class Reach:
     def finish(self) -> None:
         """Follow all of it to its end. More may be found meanwhile."""
         known = -1, -1
-        while self._functions or known != (len(self._names), len(self._open)):
+        while self._functions or known != (len(self.names), len(self._open)):
             if len(self._seen) > _MOST_FUNCTIONS:
                 self.too_much = True
                 return
             while self._functions:
                 self._into(self._functions.pop())
-            known = len(self._names), len(self._open)
+            known = len(self.names), len(self._open)
             for name, space, done in list(self._open.values()):
                 inside = vars(space)
-                found = {each for each in self._names & inside.keys() if not each.startswith("__")}
+                found = {each for each in self.names & inside.keys() if not each.startswith("__")}
                 if isinstance(space, type):  # operators have no name in the code
                     found |= {key for key in inside if isinstance(inside[key], types.FunctionType) and key[:2] == "__"}
                     found |= {"forward"} & inside.keys()
                 for key in found - done:
                     done.add(key)
                     self._place(name, inside, key)
+        for name, inside, asked, done in self._spaces.values():
+            if missing := frozenset(asked - done - inside.keys()):
+                self._place(name, inside, Absent(missing))
+            done.update(asked)
 
     def _into(self, function: Any) -> None:
         if isinstance(function, types.FunctionType):
@@ -125,8 +132,9 @@ class Reach:
                 elif _is_function(cell):  # a context as a decorator, say
                     self.look(cell.cell_contents)
             if not closed:
+                self._place(function.__name__, function, CODE)
                 names = _names_in(function.__code__)
-                self._names |= names
+                self.names |= names
                 self._globals(function.__globals__, names)
                 for index in range(len(function.__defaults__ or ())):
                     self._place("a default", function.__defaults__, index)
@@ -143,7 +151,11 @@ class Reach:
                 continue
             self._follow(name, held)
 
+    def _asks(self, name: str, space: dict[str, Any], names: set[str]) -> None:
+        self._spaces.setdefault(id(space), (name, space, set(), set()))[2].update(names)
+
     def _globals(self, space: dict[str, Any], names: set[str]) -> None:
+        self._asks("", space, names)
         for name in names:
             if name in space:
                 self._place("", space, name)
@@ -158,6 +170,8 @@ class Reach:
         self._modules.add(key)
         self.keep.append(names)  # so that its identity stays its own
         closed = is_closed(module.__name__)
+        if not closed:
+            self._asks(name, vars(module), names)
         for each in names & vars(module).keys():
             value = vars(module)[each]
             if not closed or isinstance(value, types.FunctionType | types.BuiltinFunctionType):

@@ -9,13 +9,17 @@ between, and the lengths of what holds them: dicts, lists, tuples, sets, deques,
 the host. It is bounded: a call that reaches more is not captured.
 
 Not seen are: state in objects of C, as iterators and generators (of random numbers, too), context variables, thread's
-locals, files and the environment; arrays of the host of more than 64 KiB; and what :mod:`gpu_timed.modes.host_reach`
-says. What comes of them in the first calls differs from a replay, which the comparison with an eager run shows. What
-changes there later is not noticed.
+locals, files and the environment; arrays of the host of more than 64 KiB; attributes of tensors; what only a weak
+reference leads to; other defaults put into a function, other bases into a class, attributes into its class, another
+``__dict__`` into a module of torch; attributes of a function that had none by that name; and what
+:mod:`gpu_timed.modes.host_reach` says. What comes of them in the first calls differs from a replay, which the
+comparison with an eager run shows. What changes there later is not noticed.
 """
 
 from __future__ import annotations
 
+import gc
+import sys
 import types
 import weakref
 from collections import deque
@@ -24,19 +28,22 @@ from typing import Any, Final
 
 from gpu_timed.modes.host_guards import (
     ATTRIBUTES,
-    ATTRIBUTES_BEHIND,
     CELL,
     CLASS,
-    CLASS_BEHIND,
     CONTENTS,
+    GONE,
     ITSELF,
     LENGTH,
-    PLAIN,
+    ORDER,
+    VALUES,
+    Behind,
     Guards,
     Slot,
     Special,
     WasTensor,
     is_array,
+    is_plain,
+    members,
     same,
 )
 from gpu_timed.modes.host_guards import get as _get
@@ -45,10 +52,19 @@ from gpu_timed.modes.host_reach import Reach, is_closed
 _MOST: Final = 20_000
 _MOST_PARTS: Final = 4_096
 _INSIDE: Final = frozenset({"_modules", "_parameters", "_buffers"})
-_NEVER_ANOTHER: Final = _INSIDE | {"_forward_hooks", "_forward_pre_hooks"}
-"""Dicts of a module of torch, which stay the same ones as long as it lives: a quarter of all guards otherwise."""
+_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
+_HOOKS_OF_ALL: Final = ("_global_forward_hooks", "_global_forward_pre_hooks")
+_GO_THROUGH: Final = frozenset(
+    {
+        *("parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules"),
+        *("children", "named_children", "state_dict", *_INSIDE),
+    }
+)
+"""Names in code that may come to all that is in a module, whatever it is called."""
+_MODULE: Final = "torch.nn.modules.module"
 _CONTAINERS: Final = "torch.nn.modules.container"
-"""Where torch's modules come from that go through what is in them. Its others ask by name, for what they always had."""
+"""Where torch's modules come from that are or go through what others put in them. Its others ask by name, for what they
+always had."""
 _CAN_BE_ANOTHERS: Final = 1 << 9
 """The flag of classes whose objects can be given another class: those made by a ``class`` statement."""
 _OPEN: Final = frozenset({"builtins", "torch", "collections", "types", "functools", "argparse", "enum", "__main__"})
@@ -62,6 +78,8 @@ _NO_STATE: Final = frozenset(
     }
 )
 """What every module of torch has and none looks at when it is called forward: its hooks are counted where they are."""
+_AROUND: Final = frozenset({types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items())})
+"""What shows a dict that is elsewhere."""
 _CALLED: Final = (types.FunctionType, staticmethod, classmethod, property)
 
 
@@ -84,13 +102,15 @@ class Snapshot:
         self._seen: set[int] = set()
         self._keep: list[Any] = []
         self._todo: list[tuple[str, Any]] = []
+        #: Empty dicts of modules of torch's own, which matter to what goes through them.
+        self._unasked: list[tuple[str, Any]] = []
         self._reach = reach = Reach(self._place, self._follow)
         if not isinstance(function, types.FunctionType | types.MethodType):
             self._todo.append((type(function).__name__, function))
             reach.look(function)
         else:
             self._follow("", function)
-        given = [value for value in values if not isinstance(value, PLAIN)]
+        given = [value for value in values if not is_plain(value)]
         #: Which are to be known and not to be kept alive: a cache of a request is one of them.
         self._arguments = set(map(id, given))
         self._todo += [("an argument", value) for value in given]
@@ -105,6 +125,9 @@ class Snapshot:
             if reach.too_much:
                 self.too_much = "can come to more functions than are looked into for what they read"
                 break
+            if self._unasked and not _GO_THROUGH.isdisjoint(reach.names):
+                self._todo += self._unasked
+                self._unasked = []
         self._keep += reach.keep
         del self._reach  # which holds this
 
@@ -136,20 +159,26 @@ class Snapshot:
         if where in self._places:
             return
         value = _get(holder, key)
-        if value is _GONE:
+        if value is GONE and not isinstance(key, Slot) and key is not CELL:
             return
         self._places.add(where)
         self._keep.append(holder)  # so that its identity stays its own
-        if isinstance(key, Special) and key is not CELL and not isinstance(key, Slot):
-            self.held.append((name, holder, key, WasTensor(value, value.data_ptr()) if key is ITSELF else value))
+        asked = key
+        if id(holder) in self._arguments:
+            holder, key = _weakly(holder, key)
+        if value is GONE:
+            self.held.append((name, holder, key, value))
+            return
+        if isinstance(asked, Special) and asked is not CELL and not isinstance(asked, Slot):
+            self.held.append((name, holder, key, WasTensor(value, value.data_ptr()) if asked is ITSELF else value))
             return
         if self._is_tensor(value):
             self.held.append((name, holder, key, WasTensor(value, value.data_ptr())))
             return
-        if type(holder) is not tuple or not isinstance(value, PLAIN):
+        if type(holder) is not tuple or not is_plain(value):
             self.held.append((name, holder, key, value))
-        if not isinstance(value, PLAIN):
-            self._follow(f"{name}{_shown(key)}".removeprefix("."), value)
+        if not is_plain(value):
+            self._follow(f"{name}{_shown(asked)}".removeprefix("."), value)
 
     def _follow(self, name: str, value: Any) -> None:
         if isinstance(value, types.MethodType):
@@ -165,7 +194,7 @@ class Snapshot:
             self._todo.append((name, value))
 
     def _walk(self, name: str, value: Any) -> None:
-        if id(value) in self._seen or isinstance(value, PLAIN) or self._is_tensor(value):
+        if id(value) in self._seen or is_plain(value) or self._is_tensor(value):
             return
         if isinstance(value, (*_CALLED, type, types.ModuleType, types.MethodType)):
             self._follow(name, value)
@@ -176,8 +205,10 @@ class Snapshot:
         self._seen.add(id(value))
         self._keep.append(value)
         kind = type(value)
-        if isinstance(value, dict | list | tuple | set | frozenset | deque):
+        if issubclass(kind, (dict, list, tuple, set, frozenset, deque)):  # and not what only says that it is one
             self._parts(name, value)
+        elif kind in _AROUND:
+            self._todo += [(name, each) for each in gc.get_referents(value)]
         elif is_array(value):
             self._place(name, value, CONTENTS)
         self._reach.look(value)  # it may stand around a function
@@ -187,22 +218,40 @@ class Snapshot:
         self._attributes(name, value)
 
     def _parts(self, name: str, value: Any) -> None:
-        if len(value) > _MOST_PARTS:
+        count = LENGTH.get(value)
+        if count > _MOST_PARTS:
             self.too_much = f"reaches {name} with more than {_MOST_PARTS:,} parts, which cannot be watched"
             return
-        if not isinstance(value, tuple | frozenset):
+        kind = type(value)
+        if not issubclass(kind, (tuple, frozenset)):
             self._place(name, value, LENGTH)
-        if isinstance(value, set | frozenset):
-            if isinstance(value, set):
+        if issubclass(kind, (set, frozenset)):
+            if issubclass(kind, set):
                 self._place(name, value, CONTENTS)
-            for each in list(value):
-                if self._is_tensor(each):
-                    self._place(name, each, ITSELF)
-                elif not isinstance(each, PLAIN):
-                    self._follow(name, each)
+            self._inside(name, members(value))
             return
-        for key in list(value) if isinstance(value, dict) else range(len(value)):
+        keys: Iterable[Any] = range(count)
+        if issubclass(kind, dict):
+            keys = members(value)
+            told_by_more = self._inside(name, keys)
+            if told_by_more or count > 1:
+                self._place(name, value, ORDER)
+            if told_by_more:
+                self._place(name, value, VALUES)
+                self._inside(name, dict.values(value))
+                return
+        for key in keys:
             self._place(name, value, key)
+
+    def _inside(self, name: str, parts: Iterable[Any]) -> bool:
+        """Follow what has no place of its own, as a key has none; returns whether any of it is not plain."""
+        found = [each for each in parts if not is_plain(each)]
+        for each in found:
+            if self._is_tensor(each):
+                self._place(name, each, ITSELF)
+            else:
+                self._follow(name, each)
+        return bool(found)
 
     def _attributes(self, name: str, value: Any) -> None:
         try:
@@ -212,12 +261,13 @@ class Snapshot:
         self._kind(name, value, inside)
         if type(inside) is dict:
             is_module = _is_module(inside)
-            of_torch = is_module and is_closed(type(value).__module__) and type(value).__module__ != _CONTAINERS
+            if is_module:
+                self._hooks_of_all()
+            asks_by_name = is_module and _asks_by_name(value, inside)
             self._place(name, inside, LENGTH)
             for key in list(inside):
-                if is_module and key in _NEVER_ANOTHER:
-                    if inside[key] or key not in _INSIDE or not of_torch:
-                        self._todo.append((name, inside[key]))
+                if asks_by_name and key in _INSIDE and not inside[key]:
+                    self._unasked.append((name, inside[key]))
                 elif not (is_module and key in _NO_STATE):
                     self._place(name, inside, key)
         for base in type(value).__mro__:
@@ -226,29 +276,40 @@ class Snapshot:
                     if isinstance(descriptor, types.MemberDescriptorType):
                         self._place(name, value, Slot.of(slot))
 
+    def _hooks_of_all(self) -> None:
+        space = vars(sys.modules[_MODULE]) if _MODULE in sys.modules else {}
+        self._todo += [("the hooks of all modules", space[name]) for name in _HOOKS_OF_ALL if name in space]
+
     def _kind(self, name: str, value: Any, inside: Any) -> None:
         """Take note of its class, and of its attributes as a whole: that of modules is not put in another's place."""
         if not type(value).__flags__ & _CAN_BE_ANOTHERS:
             return
-        holder, keys = value, (CLASS, ATTRIBUTES)
-        if id(value) in self._arguments:
-            try:
-                holder, keys = weakref.ref(value), (CLASS_BEHIND, ATTRIBUTES_BEHIND)
-            except TypeError:
-                pass  # what cannot be known weakly is kept alive anyway
-        self._place(name, holder, keys[0])
+        self._place(name, value, CLASS)
         if type(inside) is dict and not _is_module(inside):
-            self._place(name, holder, keys[1])
+            self._place(name, value, ATTRIBUTES)
 
 
-_GONE: Final = _get({}, 0)
+def _weakly(holder: Any, key: Any) -> tuple[Any, Any]:
+    """Return how to ask for *key* and not keep *holder* alive for it."""
+    try:
+        return weakref.ref(holder), Behind(key)
+    except TypeError:
+        return holder, key  # what cannot be known weakly is kept alive anyway
 
 
 def _is_module(inside: dict[str, Any]) -> bool:
     return "_modules" in inside and "_parameters" in inside
 
 
+def _asks_by_name(module: Any, inside: dict[str, Any]) -> bool:
+    """Return whether a module comes to nothing in it that it had not when it was made: one of torch's own."""
+    where = type(module).__module__
+    return is_closed(where) and where not in {_MODULE, _CONTAINERS} and not any(map(inside.get, _HOOKS))
+
+
 def _shown(key: Any) -> str:
     if isinstance(key, Special):
         return key.shown
-    return f".{key}" if isinstance(key, str) else f"[{key!r}]"
+    if isinstance(key, str):
+        return "" if key in _INSIDE else f".{key}"
+    return f"[{key!r}]"

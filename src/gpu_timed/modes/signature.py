@@ -6,6 +6,7 @@ import weakref
 from typing import Any, Final
 
 from gpu_timed.modes.capturing import Captured
+from gpu_timed.modes.host_guards import has_attributes
 
 PLAIN: Final = (int, float, bool, str, bytes, complex, type(None))
 """Kinds of values that are told apart by what they are, not by identity."""
@@ -33,7 +34,7 @@ class Signature:
     def holds(self, leaves: list[Any]) -> None:
         """Take *leaves* as what it knows the identities of."""
         for leaf in leaves:
-            if not isinstance(leaf, PLAIN):
+            if not isinstance(leaf, PLAIN) or has_attributes(leaf):
                 try:
                     self._named.append(weakref.ref(leaf))
                 except TypeError:

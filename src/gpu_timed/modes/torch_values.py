@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.utils._pytree as pytree
 
+from gpu_timed.modes.host_guards import has_attributes
 from gpu_timed.modes.torch_writes import writes as writes  # noqa: PLC0414 - asked for here, with all else of values
 
 _PLAIN: Final = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, slice)
@@ -84,7 +85,7 @@ def take(arguments: tuple[Any, ...], named: Mapping[str, Any], holds: Callable[[
             key += (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
             if static:
                 key.append(leaf.data_ptr())
-        elif isinstance(leaf, _PLAIN):
+        elif isinstance(leaf, _PLAIN) and not has_attributes(leaf):
             told_by_text = leaf.__hash__ is None or isinstance(leaf, float | complex)  # 0.0 == -0.0
             key.append((kind, repr(leaf) if told_by_text else leaf))
         else:
@@ -215,7 +216,7 @@ def together(spec: Any, like: Any) -> Callable[[list[Any]], Any]:
 def _made_of(like: Any) -> Callable[[Iterator[Any]], Any] | None:
     """Return what takes the leaves of *like* one by one and nests them so; None where it holds other containers."""
     kind = type(like)
-    if kind not in {tuple, list, dict}:
+    if kind not in {tuple, list, dict, torch.Size}:
         return next if kind is torch.Tensor or isinstance(like, _PLAIN) else None
     parts = list(map(_made_of, like.values() if kind is dict else like))
     if None in parts:
@@ -227,7 +228,7 @@ def _made_of(like: Any) -> Callable[[Iterator[Any]], Any] | None:
         if flat:
             return lambda rest: dict(zip(keys, rest, strict=False))  # the names first: it takes no leaf too many
         return lambda rest: dict(zip(keys, [make(rest) for make in makers], strict=True))
-    if flat:
+    if flat and kind is not torch.Size:  # which takes no iterator
         count = len(makers)
         return lambda rest: kind(itertools.islice(rest, count))
     return lambda rest: kind([make(rest) for make in makers])
@@ -258,16 +259,18 @@ def are_at(tensors: list[Any]) -> Callable[[list[int]], bool]:
 def are_as_now(tensors: list[Any]) -> Callable[[], bool]:
     """Return what tells whether *tensors* have the shapes, strides and dtypes that they have now.
 
+    And, where outputs may be to be differentiated, whether they still require grad, or still do not.
+
     Some 100 ns for each, where torch can compare them in one call; else, or where that says no, five times that: it
     looks at modes of torch, too.
     """
     if not tensors:
         return lambda: True
     size, stride = torch.Tensor.size, torch.Tensor.stride
-    dtype = operator.attrgetter("dtype")
+    kind = operator.attrgetter(*(("dtype", "requires_grad") if _is_grad_enabled() else ("dtype",)))
 
     def look() -> list[Any]:
-        return [*map(size, tensors), *map(stride, tensors), *map(dtype, tensors)]
+        return [*map(size, tensors), *map(stride, tensors), *map(kind, tensors)]
 
     was = look()
     try:

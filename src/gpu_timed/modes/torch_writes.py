@@ -14,9 +14,10 @@ tried out once, and it is not used where it does not.
 from __future__ import annotations
 
 import functools
+import types
 from collections import OrderedDict
 from collections.abc import Callable
-from threading import Lock
+from threading import RLock
 from typing import Any, Final
 
 import torch
@@ -34,7 +35,7 @@ class Count:
 
     def __init__(self, version: Callable[[dict[Any, Any]], int]) -> None:
         self._version = version
-        self._lock = Lock()
+        self._lock = RLock()  # a finalizer or a signal handler may come to it in the midst of it
         self._ours = {0: False}
         self._next = -1
         self._moment = object()
@@ -103,10 +104,30 @@ def known() -> Count | None:
 
 
 class _Object:
-    """Something with attributes."""
+    """Something with attributes: few, which Python 3.13 keeps in the object itself, or more than it can keep there."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: int) -> None:
+        self.__dict__.update({f"more{index}": index for index in range(more)})
         self.one = self.two = 0
+
+
+def _anew(write: Callable[..., None]) -> Callable[..., None]:
+    """Return a copy of *write* that the interpreter has not yet fitted to any kind of object."""
+    code = write.__code__.replace()
+    return types.FunctionType(code, globals(), write.__name__)
+
+
+def _by_attribute(made: Any, value: int) -> None:
+    made.one = value
+
+
+def _another(made: Any, value: int) -> None:
+    made.three = value
+    del made.three
+
+
+def _by_name(made: Any, value: int) -> None:
+    setattr(made, "two", value)  # noqa: B010 - another way into the interpreter than the assignment
 
 
 def _put(held: dict[Any, Any], value: int) -> None:
@@ -124,24 +145,13 @@ def _add_and_take(held: dict[Any, Any], value: int) -> None:
 
 def does_count(count: Count) -> bool:
     """Return whether *count* tells of each kind of write to a dict, and of none where there was none."""
-    made = _Object()
     plain: dict[Any, Any] = {"one": 0, "two": 0}
     ordered: OrderedDict[Any, Any] = OrderedDict(plain)
-
-    def by_attribute(value: int) -> None:
-        made.one = value
-
-    def another_attribute(value: int) -> None:
-        made.three = value  # type: ignore[attr-defined]
-        del made.three  # type: ignore[attr-defined]
-
-    def by_name(value: int) -> None:
-        setattr(made, "two", value)  # noqa: B010 - another way into the interpreter than the assignment
-
-    tried: list[tuple[dict[Any, Any], Callable[[int], Any]]] = [
-        (made.__dict__, write) for write in (by_attribute, another_attribute, by_name)
-    ]
-    for held in (made.__dict__, plain, ordered):
+    tried: list[tuple[dict[Any, Any], Callable[[int], Any]]] = []
+    for made in (_Object(0), _Object(_MOST_TRIED)):
+        tried += [(vars(made), functools.partial(_anew(write), made)) for write in (_by_attribute, _another, _by_name)]
+        tried += [(vars(made), functools.partial(write, vars(made))) for write in (_put, _update, _add_and_take)]
+    for held in (plain, ordered):
         tried += [(held, functools.partial(write, held)) for write in (_put, _update, _add_and_take)]
     for held, write in tried:
         for value in range(1, _MOST_TRIED):
