@@ -23,7 +23,8 @@ class Sites:
 
     def __init__(self) -> None:
         self._by_key: dict[Any, Site] = {}
-        self._every: weakref.WeakSet[Site] = weakref.WeakSet()
+        #: Each with what counts its calls for good when it goes.
+        self._every: weakref.WeakKeyDictionary[Site, weakref.finalize[..., Site]] = weakref.WeakKeyDictionary()
         self._calls_of_the_gone: Counter[str] = Counter()
         #: Names met inside compiled regions.
         self.untimed: set[str] = set()
@@ -124,9 +125,12 @@ class Sites:
                 continue
 
     def _keep(self, made: Site) -> None:
+        before = self._every.get(made)
+        if before is not None:
+            before.detach()
         gone = weakref.finalize(made, _count_the_gone, self._calls_of_the_gone, made.name, made.calls)
         gone.atexit = False
-        self._every.add(made)
+        self._every[made] = gone
 
 
 def _count_the_gone(kept: Counter[str], name: str, counter: itertools.count[int]) -> None:

@@ -49,7 +49,7 @@ from gpu_timed.modes.host_guards import (
 from gpu_timed.modes.host_guards import get as _get
 from gpu_timed.modes.host_reach import Reach, is_closed
 
-_MOST: Final = 20_000
+_MOST: Final = 50_000
 _MOST_PARTS: Final = 4_096
 _INSIDE: Final = frozenset({"_modules", "_parameters", "_buffers"})
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
