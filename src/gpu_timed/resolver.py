@@ -8,6 +8,7 @@ hands it to the sinks. Nothing here is ever waited for by a decorated call.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections import deque
@@ -60,7 +61,8 @@ class Resolver:
         self.reader = Reader(ledger, warmth, vitals, peaks)
         self._sinks: tuple[Sink, ...] = ()
         self._arrivals: deque[Span | _Barrier] = deque()
-        self._lanes: dict[int, deque[Span]] = {}
+        self._lanes: dict[int, deque[tuple[int, Span]]] = {}
+        self._numbers = itertools.count()
         self._waiting = 0
         self._barriers: list[_Barrier] = []
         self._hurried = 0
@@ -70,7 +72,6 @@ class Resolver:
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._stopping = False
-        self._in_hand = 0
         self._last: Callable[[], None] | None = None
         self.dead = False
 
@@ -173,7 +174,7 @@ class Resolver:
                 return 0
             before = barrier.before
             if before is None:  # the thread is in a sink that does not return
-                return sum(isinstance(item, Span) for item in tuple(self._arrivals)) + self._waiting + self._in_hand
+                return sum(isinstance(item, Span) for item in tuple(self._arrivals)) + self._waiting
             return sum(not span.emitted for span in before)
         finally:
             with self._lock:
@@ -277,31 +278,38 @@ class Resolver:
         for _ in range(len(arrivals)):
             item = arrivals.popleft()
             if isinstance(item, _Barrier):
-                item.before = [span for lane in self._lanes.values() for span in lane]
+                item.before = [span for lane in self._lanes.values() for _, span in lane]
                 self._barriers.append(item)
-            elif item.found is not None:
-                self._in_hand = 1
-                self._pass_on(item)
-                self._in_hand = 0
             else:
                 place = item.segments[-1].place if item.segments else None
-                self._lanes.setdefault(id(place), deque()).append(item)
+                known = item.found is not None  # such a one waits for no other on its stream
+                lane = self._lanes.setdefault(id(item) if known else id(place), deque())
+                lane.append((next(self._numbers), item))
                 self._waiting += 1
-                self.reader.calm_for(item, stack, keep=True)  # last: a fault of it must not lose the span
+                if not known:
+                    self.reader.calm_for(item, stack, keep=True)  # last: a fault of it must not lose the span
 
     def _look(self) -> None:
-        for key, lane in list(self._lanes.items()):
-            while lane and (lane[0].found is not None or self.reader.ready(lane[0])):
-                self.reader.resolve(lane[0])
-                if lane[0].found is None:
-                    break  # another thread is reading it
-                self._let_go()
-                self._pass_on(lane[0])
-                lane.popleft()  # not before: a flush counts what is still in a lane
-                self._waiting -= 1
-                self._let_go()
+        """Pass on what is done, as it came: a child is there before its parent, whatever streams they are on."""
+        lanes = dict(self._lanes)  # without those whose first is not done
+        while lanes:
+            key = min(lanes, key=lambda one: lanes[one][0][0]) if len(lanes) > 1 else next(iter(lanes))
+            lane = lanes[key]
+            span = lane[0][1]
+            if span.found is None and not self.reader.ready(span):
+                del lanes[key]
+                continue
+            self.reader.resolve(span)
+            if span.found is None:  # another thread is reading it
+                del lanes[key]
+                continue
+            self._let_go()
+            self._pass_on(span)
+            lane.popleft()  # not before: a flush counts what is still in a lane
+            self._waiting -= 1
+            self._let_go()
             if not lane:
-                del self._lanes[key]
+                del self._lanes[key], lanes[key]
         for barrier in list(self._barriers):
             if all(span.emitted for span in barrier.before or ()):
                 self._barriers.remove(barrier)
@@ -314,16 +322,15 @@ class Resolver:
     def _give_up(self) -> None:
         """At the end: what the device has not finished is passed on without its time."""
         self._take_arrivals(contextlib.ExitStack())
-        for lane in self._lanes.values():
-            for span in lane:
-                if span.found is None:
-                    self._ledger.count("pending_at_exit")
-                    self.abandon(span, _PENDING)
-                until = time.monotonic() + _GRACE_S
-                while span.found is None and time.monotonic() < until:
-                    time.sleep(_HURRIED_S)  # another thread is reading it
-                if span.found is not None:
-                    self._pass_on(span)
+        for _, span in sorted(itertools.chain.from_iterable(self._lanes.values())):
+            if span.found is None:
+                self._ledger.count("pending_at_exit")
+                self.abandon(span, _PENDING)
+            until = time.monotonic() + _GRACE_S
+            while span.found is None and time.monotonic() < until:
+                time.sleep(_HURRIED_S)  # another thread is reading it
+            if span.found is not None:
+                self._pass_on(span)
         self._lanes.clear()
         for barrier in self._barriers:
             barrier.passed.ring()
