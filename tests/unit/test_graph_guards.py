@@ -23,7 +23,7 @@ numpy = pytest.importorskip("numpy")
 import torch.utils._pytree as pytree  # noqa: E402
 from make_believe_graphs import Device  # noqa: E402 - needs torch
 
-from gpu_timed.modes import graphed, host_guards, host_state, torch_graphs, torch_values  # noqa: E402
+from gpu_timed.modes import graphed, host_guards, host_places, host_state, torch_graphs, torch_values  # noqa: E402
 
 GRAPH = CudaGraph(warmup=1)
 
@@ -769,7 +769,7 @@ def test_an_empty_dict_of_another_kind_is_asked_itself() -> None:
     """One that takes over the parts of another is not told by the count, from Python 3.12 on."""
     made: list[Any] = [collections.Counter(), collections.defaultdict(list), Lying(), collections.OrderedDict(), {}]
     watched: list[Any] = []
-    host_guards.Guards([(held, host_guards.LENGTH, 0) for held in made], writes=watched.extend)
+    host_guards.Guards([(held, host_places.LENGTH, 0) for held in made], writes=watched.extend)
     assert watched == []
 
 

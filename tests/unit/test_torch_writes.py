@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_timed.modes import host_guards, torch_writes  # noqa: E402
+from gpu_timed.modes import host_guards, host_places, torch_writes  # noqa: E402
 from gpu_timed.modes.torch_writes import Count, Writes, does_count  # noqa: E402
 
 
@@ -173,7 +173,7 @@ def test_guards_say_the_same_with_it_and_without(monkeypatch: pytest.MonkeyPatch
     chance = random.Random(seed)
     made: list[dict[Any, Any]] = [{"a": 1, "b": None, "c": (1, 2)} for _ in range(6)]
     made += [OrderedDict(a=1, b=2.5), {}, OrderedDict(), {}]
-    guards = [(held, host_guards.LENGTH, len(held)) for held in made]
+    guards = [(held, host_places.LENGTH, len(held)) for held in made]
     guards += [(held, key, value) for held in made for key, value in held.items()]
     one = host_guards.Guards(guards)
     other = host_guards.Guards(guards, writes=torch_writes.writes)
@@ -195,7 +195,7 @@ def test_guards_say_the_same_with_it_and_without(monkeypatch: pytest.MonkeyPatch
             for holder, _, _ in guards:
                 holder.clear()
             for holder, key, value in guards:
-                if not isinstance(key, host_guards.Special):
+                if not isinstance(key, host_places.Special):
                     holder[key] = value
         answers.append(one.rebound())
         assert other.rebound() == answers[-1]

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from gpu_timed.arms import Agreement
 from gpu_timed.measure import outputs, seeds
-from gpu_timed.modes import host_guards, host_state
+from gpu_timed.modes import host_places, host_state
 
 MOST_BYTES: Final = 1 << 28
 """Of arrays that are copied, to see whether a call changes them: 256 MiB."""
@@ -153,7 +153,7 @@ def _tensors(snapshot: host_state.Snapshot) -> list[tuple[str, Any]]:
     """Return the arrays that a snapshot knows, with names; each once."""
     found: dict[int, tuple[str, Any]] = {}
     for name, _, key, was in snapshot.held:
-        if type(was) is host_guards.WasTensor:
+        if type(was) is host_places.WasTensor:
             shown = f"{name}.{key}" if isinstance(key, str) else name or "a tensor"
             found.setdefault(id(was.tensor), (shown, was.tensor))
     return list(found.values())

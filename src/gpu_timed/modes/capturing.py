@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gpu_timed.mode_values import CudaGraph
-from gpu_timed.modes import host_guards, host_state
+from gpu_timed.modes import host_guards, host_places, host_state
 from gpu_timed.modes.launcher import Passing
 
 STALE: Final = object()
@@ -105,7 +105,7 @@ def said(leaves: list[Any], spec: Any, is_tensor: Callable[[Any], bool]) -> tupl
 
 def is_as_said(one: tuple[list[Any], Any], other: tuple[list[Any], Any]) -> bool:
     """Return whether two calls said the same: of what they gave, :func:`said`."""
-    return len(one[0]) == len(other[0]) and all(map(host_guards.same, one[0], other[0])) and bool(one[1] == other[1])
+    return len(one[0]) == len(other[0]) and all(map(host_places.same, one[0], other[0])) and bool(one[1] == other[1])
 
 
 class Capturing:

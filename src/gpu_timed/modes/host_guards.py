@@ -1,203 +1,46 @@
-"""What is to be as it was: places on the host, known by holder and key, and what stood there.
+"""What is to be as it was, so that a graph is still that of its function: asked before or beside each replay.
 
-Nothing of the user's is run to compare: plain values by value, all else by identity.
+Python code for each of thousands of places would take longer than a replay: what is of one kind is asked by one call.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
-import sys
 import types
-from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import starmap
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-PLAIN: Final = (int, float, complex, bool, str, bytes, range, type(None))
-_PLAIN_KINDS: Final = frozenset(map(id, PLAIN))
-"""By identity: a class may say that it is equal to any."""
-_VALUES: Final = (*PLAIN, tuple, frozenset)
-_MOST_BYTES: Final = 1 << 16
-"""Of an array of the host, say: some 3 µs to compare. What is in a larger one is not looked at."""
-_MOST_NESTED: Final = 8
+from gpu_timed.modes.host_places import (
+    ATTRIBUTES,
+    BUILT_IN,
+    CELL,
+    CLASS,
+    CODE,
+    CONTENTS,
+    GONE,
+    ITSELF,
+    LENGTH,
+    ORDER,
+    VALUES,
+    Absent,
+    Behind,
+    Slot,
+    Special,
+    WasTensor,
+    cell_contents,
+    code_of,
+    get,
+    getter_of,
+    same,
+)
+
 _FEWEST_WATCHED: Final = 8
 """Dicts that are asked sooner than whether any was written to."""
 _TRUE_IF_FULL: Final = (dict, OrderedDict)
-_BUILT_IN: Final = (OrderedDict, dict, list, tuple, set, frozenset, deque)
-_LENGTHS: Final = frozenset(kind.__len__ for kind in (*_BUILT_IN, types.MappingProxyType))
-_OF_PYTHON: Final = (bytearray, array)
-_BY_VALUE: Final = frozenset({("torch", "device"), ("torch", "dtype")})
-
-
-class Special:
-    """A key that is none: how to ask a holder."""
-
-    def __init__(self, shown: str, get: Callable[[Any], Any]) -> None:
-        self.shown = shown
-        self.get = get
-
-
-class Slot(Special):
-    """A slot of an object."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f".{name}", lambda holder: object.__getattribute__(holder, name))
-        self.name = name
-
-    @staticmethod
-    @functools.lru_cache(maxsize=4096)
-    def of(name: str) -> Slot:
-        """Return the slot of this name, one and the same for each."""
-        return Slot(name)
-
-
-class Absent(Special):
-    """A key of a namespace: those of *names* that stand in it, of which there was none.
-
-    They are looked for where there are more or fewer names in it than before: one that comes as another goes is missed.
-    """
-
-    def __init__(self, names: frozenset[str]) -> None:
-        super().__init__("'s names", lambda space: tuple(sorted(names & space.keys())))
-
-
-class Behind(Special):
-    """A key of what a weak reference is to."""
-
-    def __init__(self, key: Any) -> None:
-        super().__init__(key.shown if isinstance(key, Special) else f"[{key!r}]", lambda weak: get(weak(), key))
-        self.key = key
-
-
-class Members(frozenset[int]):
-    """The identities of what is in a set, which are nobody else's as long as this is kept."""
-
-    __slots__ = ("kept",)
-    kept: list[Any]
-
-
-class WasTensor(NamedTuple):
-    """A tensor that stood there, and the address that it had."""
-
-    tensor: Any
-    address: int
-
-
-def _built_in(holder: Any) -> Any:
-    """Return the container that *holder* is, of whose methods none is the user's."""
-    return next((kind for kind in _BUILT_IN if issubclass(type(holder), kind)), None)
-
-
-def _length(holder: Any) -> int:
-    kind = _built_in(holder)
-    return len(holder) if kind is None else kind.__len__(holder)
-
-
-def members(holder: Any) -> list[Any]:
-    """Return what is in a container, of a dict its keys, and run no method of a class of the user's."""
-    return list(_built_in(holder).__iter__(holder))
-
-
-def _contents(holder: Any) -> Any:
-    if issubclass(type(holder), set):
-        kept = members(holder)
-        found = Members(map(id, kept))
-        found.kept = kept
-        return found
-    if isinstance(holder, _OF_PYTHON):
-        return bytes(holder) if memoryview(holder).nbytes <= _MOST_BYTES else b""
-    return holder.shape, holder.dtype.str, holder.tobytes() if holder.nbytes <= _MOST_BYTES else b""
-
-
-_cell_contents: Final = operator.attrgetter("cell_contents")
-LENGTH: Final = Special("'s length", _length)
-ORDER: Final = Special("'s order", lambda holder: tuple(members(holder)))
-"""Which keys a dict has, one after another."""
-VALUES: Final = Special("'s values", lambda holder: tuple(dict.values(holder)))
-"""In place of each by its key, where to look for that would be to run code of the user's: a hash."""
-_code: Final = operator.attrgetter("__code__")
-CODE: Final = Special("'s code", _code)
-"""What reloads a module as it is edited puts other code into the functions that there are."""
-CELL: Final = Special("", _cell_contents)
-CONTENTS: Final = Special("'s contents", _contents)
-ITSELF: Final = Special("", lambda holder: holder)
-CLASS: Final = Special("'s class", type)
-ATTRIBUTES: Final = Special("'s __dict__", lambda holder: object.__getattribute__(holder, "__dict__"))
+_LENGTHS: Final = frozenset(kind.__len__ for kind in (*BUILT_IN, types.MappingProxyType))
 _ONE_BY_ONE: Final = frozenset({CONTENTS, ORDER, VALUES, ATTRIBUTES})
-GONE: Final = object()
-"""In place of what does not stand there."""
-
-
-def is_array(value: Any) -> bool:
-    """Return whether *value* is an array of NumPy's, or of bytes, whose contents are to be compared."""
-    numpy = sys.modules.get("numpy")
-    return isinstance(value, _OF_PYTHON) or (numpy is not None and isinstance(value, getattr(numpy, "ndarray", ())))
-
-
-def get(holder: Any, key: Any) -> Any:
-    """Return what stands there, or something that is nothing else."""
-    try:
-        return key.get(holder) if isinstance(key, Special) else _getter_of(holder)(holder, key)
-    except (ValueError, LookupError, AttributeError, TypeError, RuntimeError):
-        return GONE
-
-
-def same(value: Any, was: Any, depth: int = 0) -> bool:
-    """Return whether *value* is what was there."""
-    if type(was) is WasTensor:
-        return value is was.tensor and value.data_ptr() == was.address
-    if value is was:
-        return True
-    kind = type(was)
-    if type(value) is not kind:
-        return False
-    if kind is tuple and len(value) == len(was) and all(map(operator.is_, value, was)):
-        return True  # at a glance
-    if kind is Members or (kind.__module__, kind.__name__) in _BY_VALUE:
-        return bool(value == was)
-    if not is_value(value) or not is_value(was) or depth >= _MOST_NESTED:
-        return False
-    if issubclass(kind, float | complex):
-        shown = float.__repr__ if issubclass(kind, float) else complex.__repr__
-        return shown(value) == shown(was)  # NaN is NaN, and 0.0 not -0.0
-    if issubclass(kind, frozenset):
-        return set(map(_told_by, members(value))) == set(map(_told_by, members(was)))
-    if issubclass(kind, tuple):  # shapes, say, are made anew
-        one, other = members(value), members(was)
-        return len(one) == len(other) and all(same(*pair, depth + 1) for pair in zip(one, other, strict=True))
-    plain: Any = next(each for each in PLAIN if issubclass(kind, each))
-    return plain.__eq__(value, was) is True
-
-
-def is_value(value: Any) -> bool:
-    """Return whether *value* is told by its kind and by what it is or what is in it: it has no attributes."""
-    return issubclass(type(value), _VALUES) and not has_attributes(value)
-
-
-def has_attributes(value: Any) -> bool:
-    """Return whether there is more to *value*, of a class that inherits from a plain one, than that."""
-    kind = type(value)
-    return id(kind) not in _PLAIN_KINDS and bool(kind.__dictoffset__ and object.__getattribute__(value, "__dict__"))
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether *value* is told by its kind and by what it is, and will be: it can have no attributes."""
-    kind = type(value)
-    return id(kind) in _PLAIN_KINDS or (issubclass(kind, PLAIN) and not kind.__dictoffset__)
-
-
-def _told_by(part: Any) -> Any:
-    return (type(part), repr(part)) if id(type(part)) in _PLAIN_KINDS else id(part)
-
-
-def _getter_of(holder: Any) -> Callable[[Any, Any], Any]:
-    """Return what asks *holder* for a key, and runs no method of a class of the user's."""
-    for kind in (dict, list, tuple, deque):
-        if issubclass(type(holder), kind):
-            return kind.__getitem__
-    return operator.getitem
 
 
 class Guards:
@@ -290,12 +133,12 @@ class Guards:
                 self._others.append((holder, key, was))
             elif key is not ITSELF:
                 slot, cell = isinstance(key, Slot), key is CELL
-                getter = object.__getattribute__ if slot else _cell_contents if cell else _getter_of(holder)
+                getter = object.__getattribute__ if slot else cell_contents if cell else getter_of(holder)
                 by_getter.setdefault(getter, []).append(index)
         for getter, places in by_getter.items():
             holders, known = [self._direct[index][0] for index in places], [weres[index] for index in places]
             keys = [self._direct[index][1] for index in places]
-            if getter is _cell_contents:
+            if getter is cell_contents:
                 self._cells, self._in_cells = holders, known
             else:
                 keys = [key.name if isinstance(key, Slot) else key for key in keys]
@@ -329,7 +172,7 @@ class Guards:
                 return True
             if not all(map(operator.is_, map(type, self._objects), self._classes)):
                 return True
-            if not all(map(operator.is_, map(_code, self._functions), self._codes)):
+            if not all(map(operator.is_, map(code_of, self._functions), self._codes)):
                 return True
             if self._absent:
                 sizes = [len(space) for space, _, _ in self._absent]
@@ -339,7 +182,7 @@ class Guards:
                     self._sizes = sizes
             if self._others and not all(map(_holds, self._others)):
                 return True
-            if not self._cells or all(map(operator.is_, map(_cell_contents, self._cells), self._in_cells)):
+            if not self._cells or all(map(operator.is_, map(cell_contents, self._cells), self._in_cells)):
                 for getter, holders, keys, known in self._groups:
                     if not all(map(operator.is_, map(getter, holders, keys), known)):
                         break

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Final
 
-from gpu_timed.modes.host_guards import CELL, CODE, LENGTH, Absent
+from gpu_timed.modes.host_places import CELL, CODE, LENGTH, Absent
 
 _MOST_FUNCTIONS: Final = 4_096
 _MOST_NAME: Final = 64

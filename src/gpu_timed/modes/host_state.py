@@ -26,7 +26,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from gpu_timed.modes.host_guards import (
+from gpu_timed.modes.host_guards import Guards
+from gpu_timed.modes.host_places import (
     ATTRIBUTES,
     CELL,
     CLASS,
@@ -37,7 +38,6 @@ from gpu_timed.modes.host_guards import (
     ORDER,
     VALUES,
     Behind,
-    Guards,
     Slot,
     Special,
     WasTensor,
@@ -46,7 +46,7 @@ from gpu_timed.modes.host_guards import (
     members,
     same,
 )
-from gpu_timed.modes.host_guards import get as _get
+from gpu_timed.modes.host_places import get as _get
 from gpu_timed.modes.host_reach import Reach, is_closed
 
 _MOST: Final = 50_000

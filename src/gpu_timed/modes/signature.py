@@ -6,7 +6,7 @@ import weakref
 from typing import Any, Final
 
 from gpu_timed.modes.capturing import Captured
-from gpu_timed.modes.host_guards import has_attributes
+from gpu_timed.modes.host_places import has_attributes
 
 PLAIN: Final = (int, float, bool, str, bytes, complex, type(None))
 """Kinds of values that are told apart by what they are, not by identity."""

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.utils._pytree as pytree
 
-from gpu_timed.modes.host_guards import has_attributes
+from gpu_timed.modes.host_places import has_attributes
 from gpu_timed.modes.torch_writes import writes as writes  # noqa: PLC0414 - asked for here, with all else of values
 
 _PLAIN: Final = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, slice)
