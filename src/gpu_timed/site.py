@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import sys
+import types
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Literal
@@ -199,9 +199,8 @@ def code_attributes(function: Any) -> dict[str, AttributeValue]:
     return found
 
 
-def caller_attributes(depth: int) -> dict[str, AttributeValue]:
-    """Return the ``code.*`` attributes of the frame *depth* levels above the caller's own."""
-    frame = sys._getframe(depth + 1)  # noqa: SLF001 - what logging does for the same purpose
+def frame_attributes(frame: types.FrameType) -> dict[str, AttributeValue]:
+    """Return the ``code.*`` attributes of the code that runs in *frame*, where it stands now."""
     module = frame.f_globals.get("__name__", "")
     code = frame.f_code
     return {

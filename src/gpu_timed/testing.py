@@ -26,10 +26,11 @@ __all__ = ["FakeDevice", "FakeHost", "capture", "reset", "use_device"]
 
 @contextlib.contextmanager
 def capture(timeout_s: float = 30.0) -> Iterator[list[Record]]:
-    """Collect the record of every span that finishes inside the block, in the order they were resolved.
+    """Collect the record of every span that ends inside the block, in the order in which they ended.
 
-    The list fills as spans are resolved and is complete when the block ends: leaving it waits for the
-    device, at most *timeout_s* seconds, and lets a fake one that stands still finish what was queued.
+    The list fills as spans are resolved, by another thread and now and then, and is complete when the block has
+    ended: read it there. Leaving the block, by an error too, waits for the device, at most *timeout_s* seconds, and
+    lets a fake one that stands still finish what was queued. A thread or generator that still runs then is not in it.
 
     Raises:
         WaitTimeout: The device had not finished in time.
@@ -38,12 +39,20 @@ def capture(timeout_s: float = 30.0) -> Iterator[list[Record]]:
     tracer = current.tracer()
     tracer.epoch += 1
     sink = MemorySink(tracer.epoch)
-    with current.sink(sink):
-        yield sink.records
+
+    def complete() -> int:
         locator = tracer.locator
         if isinstance(locator, FakeDevice):
             locator.run_dry()
-        left = tracer.resolver.flush(timeout_s)
+        return tracer.resolver.flush(timeout_s)
+
+    with current.sink(sink):
+        try:
+            yield sink.records
+        except Exception:  # the user's goes first, and what was measured before it is there
+            complete()
+            raise
+        left = complete()
     if left:
         raise WaitTimeout(f"{left} spans were not reached by the device within {timeout_s} s.")
     if sink.dropped:

@@ -16,7 +16,7 @@ from gpu_timed.errors import ConfigurationError, NotCallableError, missing_extra
 from gpu_timed.mode_values import Eager, Mode, ModeSource, mode_of
 from gpu_timed.modes.choice import UseMode
 from gpu_timed.settings import LatePolicy, SyncPolicy
-from gpu_timed.site import AttributeSource, Site, WorkSource, caller_attributes, code_attributes
+from gpu_timed.site import AttributeSource, Site, WorkSource, code_attributes, frame_attributes
 from gpu_timed.span import Span
 from gpu_timed.unrecorded import Unrecorded
 from gpu_timed.work import COUNT, Work
@@ -214,14 +214,14 @@ def gpu_span(
             "work=Work(flops=2 * M * N * K), or call span.set_work(Work(...)) inside it."
         )
     current.settings()
-    block = sys._getframe(1).f_code  # noqa: SLF001 - which block of code this is
+    caller = sys._getframe(1)  # noqa: SLF001 - which block of code this is
     options: dict[str, Any] = {"sync": sync, "late": late, "every": every}
 
     def make() -> Site:
-        return current.new_site(name, code=caller_attributes(3), **options)
+        return current.new_site(name, code=frame_attributes(caller), **options)
 
     try:
-        site = current.site((name, block, *options.values()), make)
+        site = current.site((name, caller.f_code, *options.values()), make)
     except TypeError:  # an option that is not even hashable: let the site say which
         site = make()
     return _Block(site, attributes, work)

@@ -87,6 +87,69 @@ def test_inductor_for_real() -> None:
     assert flush().counts["mode_not_honoured"] == 2
 
 
+def broken(x: Any) -> Any:
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y + 1
+
+
+def printing(x: Any) -> Any:
+    y = x * 2
+    print("in between")
+    return y + 1
+
+
+def asking(x: Any) -> Any:
+    y = x * 2
+    return y + 1 if y.sum().item() > 0 else y - 1
+
+
+def inside(x: Any) -> Any:
+    return broken(broken(x))
+
+
+def whole(x: Any) -> Any:
+    return x * 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "parts"),
+    [(broken, 2), (printing, 2), (asking, 2), (inside, 2), (whole, 1)],
+    ids=["broken", "printing", "asking", "inside", "whole"],
+)
+@pytest.mark.filterwarnings("ignore:Graph break from")
+def test_graph_breaks_are_told_for_good(graphs: Graphs, function: Any, parts: int) -> None:
+    """Of the very site that has them: another one, compiled meanwhile or inside, tells its own."""
+    other = gpu_timed(whole, name="other", mode=Compile(backend=graphs))
+    f = gpu_timed(function, name="f", mode=Compile(backend=graphs, strict=True))
+    with capture() as records:
+        for size in (2, 2, 3, 2):
+            x = torch.ones(size)
+            assert torch.equal(f(x), function(x))
+            other(x)
+    assert {record.mode for record in records} == {"compile"}
+    said = {name: {record.mode_reason for record in records if record.name == name} for name in ("f", "other")}
+    assert said["other"] == {""}
+    (found,) = said["f"]
+    if parts == 1:
+        assert found == ""
+    else:
+        assert found.startswith("graph breaks: torch compiled it as ")
+        assert int(found.split()[-2]) >= parts
+
+
+def test_max_autotune_without_a_device_is_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuned all the same: not the ``compile`` of torch's default mode."""
+    from gpu_timed.modes import torch_compiling
+
+    monkeypatch.setattr(torch_compiling, "compile_for_site", lambda function, *_: function)
+    f = gpu_timed(lambda x: x * 2, name="f", mode="max-autotune")
+    with capture() as records:
+        f(torch.ones(2))
+    assert told(records) == [("max-autotune-no-cudagraphs", "max-autotune")]
+    assert "no CUDA device" in records[0].mode_reason
+
+
 def test_torchs_reason_for_leaving_out_cuda_graphs_lasts() -> None:
     """It is in the metrics of the compile; later calls of the site say it too."""
     module, heard = types.ModuleType("torch._dynamo.utils"), list[Any]()

@@ -92,3 +92,27 @@ def test_what_was_asked_for_waits_for_no_other(device: FakeDevice) -> None:
             assert [record.name for record in records] == ["asked"]
         device.run_dry()
     assert [record.name for record in records] == ["asked", "0"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_that_leaves_the_block_takes_no_record_along(device: FakeDevice, error: type[BaseException]) -> None:
+    """An interrupt is not made to wait for the device."""
+
+    @gpu_timed(sync="deferred")
+    def fails() -> None:
+        device.launch(US)
+        raise error("mine")
+
+    with pytest.raises(error, match="mine"), capture() as records:
+        fails()
+    assert len(records) == (error is ValueError)
+
+
+def test_the_users_error_goes_before_that_of_a_device_that_is_late(device: FakeDevice) -> None:
+    def run() -> None:
+        with capture(timeout_s=0.05):
+            on_streams(device, "deferred", [0])
+            raise ValueError("mine")
+
+    with device.held(), pytest.raises(ValueError, match="mine"):
+        run()

@@ -609,6 +609,18 @@ def test_a_missing_time_is_left_out_and_explained(reason, exporter, device):
     }
 
 
+def test_a_block_says_where_it_stands(exporter, device):
+    """Its file, its function and its line: not ours."""
+    with gpu_span("block"):
+        pass
+    found = {span.name: span for span in exported(exporter, device)}
+    lines, first = inspect.getsourcelines(test_a_block_says_where_it_stands)
+    said = dict(found["block"].attributes)
+    assert said["code.function.name"] == f"{__name__}.test_a_block_says_where_it_stands"
+    assert said["code.file.path"] == __file__
+    assert lines[said["code.line.number"] - first].strip() == 'with gpu_span("block"):'
+
+
 def test_a_captured_call_has_no_device_span(exporter, device):
     """Work that went into a graph did not run: no device span, and the host span says ``captured``."""
 

@@ -42,6 +42,8 @@ class Compiled(Launcher):
         self._skipped = False
         #: Into how many parts torch split what is no CUDA Graph in one piece; not all need be CUDA Graphs.
         self._parts = 0
+        #: The most graphs that were compiled in one call: more than one is a function that Dynamo split.
+        self._graphs = 0
 
     def run(self, opened: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """See :meth:`Launcher.run`."""
@@ -66,12 +68,13 @@ class Compiled(Launcher):
                 self.notes.note(self.name, self.asked.mode, why)
                 raise ModeError(f"{self.name} cannot run as {self.asked.mode}: {why}.") from error
         finally:
-            uncompiled = leaf.end(before)  # why, if it was
+            uncompiled, graphs = leaf.end(before)  # why, if it was
         if why:
             return self.eagerly(opened, arguments, named, why)
         if self.mode.uses_graphs:
             self._skipped = self._skipped or leaf.skips() != skips
             self._parts += leaf.partitions() - parts
+        self._graphs = max(self._graphs, graphs)
         self._tell_what_ran(opened, leaf, uncompiled)
         if self.mode.uses_graphs and self.mode.outputs == "clone" and not uncompiled:
             return leaf.cloned(result)
@@ -83,15 +86,19 @@ class Compiled(Launcher):
             self.tell(opened, "eager", uncompiled)
             return
         self._worked = True
-        if not self.mode.uses_graphs:
-            self.tell(opened, self.asked.mode, "")
-        elif not leaf.has_cuda():
-            self.tell(opened, "compile", "no CUDA device: compiled, without CUDA Graphs")
+        ran, why = self.asked.mode, ""
+        if self.mode.uses_graphs and not leaf.has_cuda():
+            ran, why = self._without_graphs, "no CUDA device: compiled, without CUDA Graphs"
         elif self._skipped:
-            self.tell(opened, "compile", "torch skipped CUDA Graphs in this or an earlier call")
-        else:
-            parts = self._parts
-            self.tell(opened, self.asked.mode, f"torch split it into {parts} parts for CUDA Graphs" if parts else "")
+            ran, why = self._without_graphs, "torch skipped CUDA Graphs in this or an earlier call"
+        elif self._parts:
+            why = f"torch split it into {self._parts} parts for CUDA Graphs"
+        split = f"graph breaks: torch compiled it as {self._graphs} graphs" if self._graphs > 1 else ""
+        self.tell(opened, ran, "; ".join(filter(None, (why, split))))
+
+    @property
+    def _without_graphs(self) -> str:
+        return "max-autotune-no-cudagraphs" if self.mode.mode == "max-autotune" else "compile"
 
     def _make(self) -> Any:
         """Give the function to torch, once. What goes wrong is kept as the reason."""

@@ -48,6 +48,7 @@ ToText = Callable[[BaseException], str]
 
 class _Seen(threading.local):
     uncompiled = ""
+    graphs = 0
 
 
 _seen: Final = _Seen()
@@ -57,17 +58,17 @@ def _ran_uncompiled() -> None:
     _seen.uncompiled = UNCOMPILED
 
 
-def begin() -> str:
-    """Begin to watch, on this thread, whether a call runs uncompiled; returns what :func:`end` takes."""
-    before = _seen.uncompiled
-    _seen.uncompiled = ""
+def begin() -> tuple[str, int]:
+    """Begin to watch, on this thread, how a call runs; returns what :func:`end` takes."""
+    before = _seen.uncompiled, _seen.graphs
+    _seen.uncompiled, _seen.graphs = "", 0
     return before
 
 
-def end(before: str) -> str:
-    """Return why the call, or a part of it, ran uncompiled; nothing if it did not."""
-    found = _seen.uncompiled
-    _seen.uncompiled = before
+def end(before: tuple[str, int]) -> tuple[str, int]:
+    """Return why the call, or a part of it, ran uncompiled, or nothing; and how many graphs were compiled in it."""
+    found = _seen.uncompiled, _seen.graphs
+    _seen.uncompiled, _seen.graphs = before
     return found
 
 
@@ -112,6 +113,7 @@ class _Guarded:
         self.__name__ = str(getattr(self._backend, "__name__", type(self._backend).__name__))
 
     def __call__(self, module: Any, inputs: Any, **options: Any) -> Any:
+        _seen.graphs += 1
         try:
             return self._backend(module, inputs, **options)
         except _CONTROL:
@@ -136,6 +138,7 @@ if _Inductor is not None:
         __eq__ = _Inductor.__eq__
 
         def __call__(self, module: Any, inputs: Any) -> Any:
+            _seen.graphs += 1
             try:
                 return super().__call__(module, inputs)
             except _CONTROL:
