@@ -316,11 +316,13 @@ def test_a_decorated_coroutine_has_its_mode_from_first_to_last_and_no_other_task
             async with asyncio.timeout(10) if hasattr(asyncio, "timeout") else contextlib.AsyncExitStack():
                 # The one that begins first ends first: blocks of one stack would be left in the wrong order.
                 await asyncio.gather(worker(first, second), worker(second, third), work(third, first))
+                first.set()
+                await worker(second, first)  # in this very task
             step()
 
     assert inspect.iscoroutinefunction(use_mode("compile")(work))
     asyncio.run(together())
-    assert seen == [("step", "compile")] * 4
+    assert seen == [("step", "compile")] * 6
 
 
 def test_what_no_block_can_be_put_around_is_no_place_for_the_decorator() -> None:
