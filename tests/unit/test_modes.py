@@ -517,7 +517,7 @@ def test_a_launcher_that_is_strict_raises_what_the_span_says_too(caplog: pytest.
         launcher.eagerly(opened, (), {}, "why")
     assert opened.ran == Ran("eager", "cuda_graph", "why")
     assert caplog.text == ""  # the error says it
-    assert flush().counts["mode_not_honoured"] == 1
+    assert "mode_not_honoured" not in flush().counts  # nothing ran
     Noting(plain, site, CudaGraph(), current.modes).eagerly(opened, (), {}, "why")
     assert "step was asked to run as cuda_graph and does not: why" in caplog.text
     assert issubclass(ModeError, package.GpuTimedError)

@@ -101,8 +101,8 @@ class Notes(Protocol):
 
     ground: Ground
 
-    def note(self, name: str, mode: str, why: str, *, say: bool = True) -> None:
-        """Count it, and say it once, unless an error is about to."""
+    def note(self, name: str, mode: str, why: str) -> None:
+        """Count it, and say it once."""
         ...
 
     def fault(self, kind: str, error: BaseException) -> None:
@@ -152,8 +152,8 @@ class Launcher:
             if opened is not None:
                 opened.ran = asked
             return
-        if ran != asked.mode:
-            self.notes.note(self.name, asked.mode, why, say=not self.mode.strict)
+        if ran != asked.mode and not self.mode.strict:  # else the error says it
+            self.notes.note(self.name, asked.mode, why)
         if opened is not None:
             opened.ran = Ran(ran, asked.mode, why)
         if ran != asked.mode and self.mode.strict:
