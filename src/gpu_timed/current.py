@@ -53,7 +53,7 @@ class _State:
         self.sites = Sites()
         self.fork_hook = self.installed = self.ended = False
         self.standby: Any = None
-        self.deliveries = Deliveries()
+        self.deliveries = Deliveries(lambda: modes.tell_unmatched(_state.sites.calls()))
 
 
 def ledger() -> Ledger:
@@ -310,7 +310,7 @@ def reset() -> None:
             _state.probes.close()
         _state.probes, _state.ring = None, Ring()
         _state.directories.forget()
-        _state.deliveries = Deliveries()
+        _state.deliveries = Deliveries(lambda: modes.tell_unmatched(_state.sites.calls()))
         _state.installed = _state.ended = False
         if _state.standby is not None:
             _state.standby.withdraw()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,9 +40,14 @@ class FlushResult:
 
 
 class Deliveries:
-    """Remembers what was told, so that each flush speaks of the spans since the one before."""
+    """Remembers what was told, so that each flush speaks of the spans since the one before.
 
-    def __init__(self) -> None:
+    Args:
+        at_end: Says what else is to be said as all spans of the process are delivered.
+    """
+
+    def __init__(self, at_end: Callable[[], None]) -> None:
+        self._at_end = at_end
         self._told: Mapping[str, int] = {}
         self._warned = False
 
@@ -58,14 +63,16 @@ class Deliveries:
         counts, told = ledger.snapshot(), self._told
         self._told = counts
         lost = sum(counts.get(kind, 0) - (0 if in_all else told.get(kind, 0)) for kind in LOSSES)
-        self.warn(ledger)
+        self.warn(ledger, at_end=in_all)
         said = "none" if answered is None else "flushed" if answered else "failed"
         return FlushResult(
             complete=pending == 0 and answered is not False and lost == 0, pending=pending, provider=said, counts=counts
         )
 
-    def warn(self, ledger: Ledger) -> None:
+    def warn(self, ledger: Ledger, *, at_end: bool = True) -> None:
         """Say once that spans go nowhere, if all of them do: who forgot to configure anything will not ask."""
+        if at_end:
+            self._at_end()
         counts = ledger.snapshot()
         if not self._warned and counts.get("no_provider", 0) and not counts.get("handed_over", 0):
             self._warned = True

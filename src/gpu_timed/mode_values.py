@@ -7,7 +7,7 @@ A text is shorthand for a value with its defaults: ``"cuda_graph"`` for ``CudaGr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, cast, get_args
@@ -145,9 +145,12 @@ class CudaGraph:
         _word("way to take inputs", self.inputs, get_args(Inputs))
         _word("way to hand out outputs", self.outputs, get_args(Outputs))
         _flags(self, "strict")
-        for name in ("reset", "mutates"):
+        for name, kind in (
+            ("reset", "without arguments"),
+            ("mutates", "of the call's arguments, that returns the tensors"),
+        ):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise ConfigurationError(f"{name} must be a function, not {getattr(self, name)!r}.")
+                raise ConfigurationError(f"{name} must be a function {kind}, not {getattr(self, name)!r}.")
 
 
 Mode: TypeAlias = Eager | Compile | CudaGraph
@@ -201,6 +204,8 @@ def mode_of(value: object) -> Mode:
             return cast("Mode", _the_same(value))
         except TypeError:
             raise ConfigurationError(f"what a mode holds must be hashable: {value!r}.") from None
+    elif isinstance(value, type) and value in (Eager, Compile, CudaGraph):
+        raise ConfigurationError(f"a mode is a value, and {value.__name__} its class: write {value.__name__}().")
     raise unknown_value("mode", value, MODES)
 
 
@@ -213,20 +218,44 @@ def _the_same(value: Hashable) -> Any:
 def parse_rules(text: str) -> tuple[Rule, ...]:
     """Read ``decode*=cuda_graph,prefill=compile``; a mode alone is for every site. The first that matches holds.
 
+    A name of a span that holds what separates here (``,``, ``;``, ``=``, ``:`` or a blank) is written with a ``?`` in
+    its place.
+
     Raises:
         ConfigurationError: A part cannot be read; the message names it.
     """
-    found = []
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        match, equals, name = (piece.strip() for piece in part.rpartition("="))
-        if "(" in part or ")" in part:
-            raise ConfigurationError(f"mode {part!r}: a mode with options is given in code, here only its name.")
-        if ":" in part:
-            raise ConfigurationError(f"mode {part!r}: write {part.replace(':', '=', 1)!r}.")
-        if equals and not match:
-            raise ConfigurationError(f"mode {part!r} names no span: write it like decode*=cuda_graph, or {name} alone.")
-        found.append(Rule(match or "*", mode_of(name)))
-    return tuple(found)
+    return tuple(_rule(part) for part in filter(None, (piece.strip() for piece in text.split(","))))
+
+
+def _rule(part: str) -> Rule:
+    match, equals, name = (piece.strip() for piece in part.partition("="))
+    if not equals:
+        match, name = "", match
+    if any(mark in name for mark in "()[]") or "(" in match or ")" in match or ("[" in match and "]" not in match):
+        raise ConfigurationError(f"mode {part!r}: a mode with options is given in code, here only its name.")
+    if ";" in part or "=" in name or len(match.split()) > 1:
+        raise ConfigurationError(
+            f"mode {part!r}: separate with commas, as in decode*=cuda_graph,prefill=compile. "
+            "In a name, write ? for a blank, = or ;."
+        )
+    if ":" in part:
+        before, _, last = (match or name).rpartition(":")
+        span, mode = (last, name) if equals else (before.rpartition(":")[2], last)
+        mends = f"write {f'{span}={mode}'!r}" if span and mode in MODES else "write it like decode*=cuda_graph"
+        raise ConfigurationError(f"mode {part!r}: modes go by the name of the span: {mends}.")
+    if equals and not match:
+        raise ConfigurationError(f"mode {part!r} names no span: write it like decode*=cuda_graph, or {name} alone.")
+    return Rule(match or "*", mode_of(name))
+
+
+def unmatched(rules: Iterable[Rule], names: Iterable[str]) -> tuple[str, ...]:
+    """Return the patterns of *rules* that match none of *names*, those of the spans; nothing where there are none."""
+    known = list(names)
+    return tuple(
+        dict.fromkeys(
+            rule.match for rule in rules if known and not any(fnmatchcase(name, rule.match) for name in known)
+        )
+    )
 
 
 @functools.lru_cache(maxsize=4096)

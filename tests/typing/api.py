@@ -161,6 +161,7 @@ assert_type(in_a_mode(1), str)
 assert_type(in_a_mode_of_its_arguments(1), str)
 with use_mode(Compile("reduce-overhead", fullgraph=True), match="decode*"):
     in_a_mode(1)
+assert_type(use_mode("compile")(in_a_mode)(1), str)
 
 compared = compare(in_a_mode, (1,), modes=("eager", CudaGraph()), sweep=None)
 assert_type(compared, Comparison)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import copy
 import functools
+import inspect
 import pickle
 import sys
 import threading
@@ -15,9 +17,21 @@ from typing import Any
 import pytest
 
 import gpu_timed as package
-from gpu_timed import Compile, CudaGraph, ModeError, configure, current, diagnose, flush, gpu_span, gpu_timed, use_mode
-from gpu_timed.errors import ConfigurationError, MissingExtraError
-from gpu_timed.mode_values import EAGER, MODES, Ran, Rule, matches, mode_of, parse_rules
+from gpu_timed import (
+    Compile,
+    CudaGraph,
+    ModeError,
+    configure,
+    current,
+    diagnose,
+    flush,
+    gpu_span,
+    gpu_timed,
+    shutdown,
+    use_mode,
+)
+from gpu_timed.errors import ConfigurationError, MissingExtraError, NotCallableError
+from gpu_timed.mode_values import EAGER, MODES, Ran, Rule, matches, mode_of, parse_rules, unmatched
 from gpu_timed.modes import choice
 from gpu_timed.modes.launcher import Launcher
 from gpu_timed.testing import FakeDevice, capture
@@ -74,8 +88,8 @@ def test_a_name_is_shorthand_for_a_value_and_equal_values_are_the_same_object() 
         (lambda: CudaGraph(inputs="copies"), "did you mean 'copy'"),
         (lambda: CudaGraph(outputs="cloned"), "did you mean 'clone'"),
         (lambda: CudaGraph(strict=1), "strict must be True or False"),
-        (lambda: CudaGraph(reset=3), "reset must be a function"),
-        (lambda: CudaGraph(mutates=3), "mutates must be a function"),
+        (lambda: CudaGraph(reset=3), "reset must be a function without arguments, not 3"),
+        (lambda: CudaGraph(mutates=[]), "function of the call's arguments, that returns the tensors, not []"),
         (lambda: CudaGraph(max_state_bytes=-1), "max_state_bytes"),
         (lambda: Compile("reduce_overhead"), "did you mean 'reduce-overhead'"),
         (lambda: Compile(fullgraph=1), "fullgraph"),
@@ -83,16 +97,33 @@ def test_a_name_is_shorthand_for_a_value_and_equal_values_are_the_same_object() 
         (lambda: Compile(backend=3), "backend"),
         (lambda: Compile("max-autotune", backend="eager"), "leave out backend="),
         (lambda: mode_of("cuda-graph"), "did you mean 'cuda_graph'"),
-        (lambda: mode_of(CudaGraph), "unknown mode"),
+        (lambda: mode_of(CudaGraph), "write CudaGraph()"),
+        (lambda: mode_of(int), "unknown mode"),
+        (lambda: use_mode(Compile), "write Compile()"),  # type: ignore[arg-type]
+        (lambda: gpu_timed(mode=Compile)(plain), "write Compile()"),
         (lambda: mode_of(Compile(backend=_Unhashable())), "hashable"),
         (lambda: parse_rules("=cuda_graph"), "names no span"),
         (lambda: parse_rules("a=eagre"), "did you mean 'eager'"),
         (lambda: gpu_timed(mode="reduce_overhead")(plain), "did you mean 'reduce-overhead'"),
         (lambda: configure(mode="f=x"), "unknown mode 'x'"),
         (lambda: configure(mode="f=Compile(fullgraph=True)"), "options is given in code"),
-        (lambda: configure(mode="f:compile"), "write 'f=compile'"),
+        (lambda: configure(mode="f=cuda_graph[strict=1]"), "options is given in code"),
+        (lambda: configure(mode="f=CudaGraph[warmup=1,strict=1]"), "options is given in code"),
+        (lambda: configure(mode="CudaGraph[warmup=1,strict=1]"), "options is given in code"),
+        (lambda: configure(mode="f:compile"), "by the name of the span: write 'f=compile'"),
+        (lambda: configure(mode="pkg.m:f:compile"), "by the name of the span: write 'f=compile'"),
+        (lambda: configure(mode="__main__:K.f=compile"), "by the name of the span: write 'K.f=compile'"),
+        (lambda: configure(mode="__main__:f"), "by the name of the span: write it like decode*=cuda_graph"),
+        (lambda: configure(mode="a*=cuda_graph;b=eager"), "separate with commas"),
+        (lambda: configure(mode="a*=cuda_graph b=eager"), "separate with commas"),
+        (lambda: configure(mode="a*=cuda_graph;b"), "separate with commas"),
+        (lambda: configure(mode="eager;"), "separate with commas"),
+        (lambda: configure(mode="a;b=eager"), "separate with commas"),
+        (lambda: configure(mode="a b=eager"), "separate with commas"),
+        (lambda: configure(mode="a=b=eager"), "separate with commas"),
         (lambda: use_mode("graph"), "unknown mode"),
         (lambda: use_mode("eager", match=""), "match must be"),
+        (lambda: use_mode(lambda x: "eager"), "a function of the arguments goes to @gpu_timed(mode=…)"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(make: Any, says: str) -> None:
@@ -115,6 +146,7 @@ def test_rules_of_a_text() -> None:
         Rule("*", EAGER),
     )
     assert parse_rules("") == ()
+    assert parse_rules("step_[ab] = eager,a?b=eager") == (Rule("step_[ab]", EAGER), Rule("a?b", EAGER))
     assert matches("decode*", "decode_step")
     assert not matches("decode*", "Decode")
 
@@ -179,6 +211,40 @@ def test_a_function_of_the_arguments_says_the_mode_of_each_call(device: FakeDevi
     assert records[0].mode == "eager"
 
 
+def test_a_function_of_modes_that_raises_is_named_once_for_each_site(
+    device: FakeDevice, seen: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise KeyError
+
+    def mute() -> str:
+        raise MuteError
+
+    one = gpu_timed(name="one", mode=lambda x: CudaGraph(warmup=x))(plain)
+    two = gpu_timed(name="two", mode=lambda: 1 / 0)(plain)  # type: ignore[arg-type,return-value]
+    three = gpu_timed(name="three", mode=lambda: "nonsense")(plain)
+    four = gpu_timed(name="four", mode=mute)(plain)
+    with capture() as records:
+        for _ in range(2):
+            assert [one(0), two(), three(), four()] == [1, 1, 1, 1]
+    said = [each.getMessage() for each in caplog.records]
+    assert said == [
+        (
+            "gpu_timed: one: its mode= raised ConfigurationError: warmup must be a whole number from 1 up, not 0; "
+            "it runs eagerly. Said once."
+        ),
+        "gpu_timed: two: its mode= raised ZeroDivisionError: division by zero; it runs eagerly. Said once.",
+        said[2],
+        "gpu_timed: four: its mode= raised MuteError; it runs eagerly. Said once.",
+    ]
+    assert said[2].startswith(
+        "gpu_timed: three: its mode= returned no mode: ConfigurationError: unknown mode 'nonsense'"
+    )
+    assert records[1].mode_reason == "its mode= raised ZeroDivisionError: division by zero"
+    assert flush().counts["mode_raised"] == 8
+
+
 def test_a_block_is_for_its_context_and_for_copies_of_it(device: FakeDevice, seen: list[Any]) -> None:
     """Not for another thread; for a task or a context that was copied inside, also when the block has ended."""
     step = gpu_timed(name="step")(plain)
@@ -192,6 +258,87 @@ def test_a_block_is_for_its_context_and_for_copies_of_it(device: FakeDevice, see
     assert seen == []
     inside.run(step)
     assert seen == [("step", "compile")]
+
+
+def test_a_decorator_is_a_block_for_the_length_of_each_call(device: FakeDevice, seen: list[Any]) -> None:
+    step = gpu_timed(name="step")(plain)
+
+    @use_mode("compile", match="st*")
+    def both(x: int, *, deep: int = 0) -> int:
+        """Documented."""
+        return both(x, deep=deep - 1) if deep else step(x) + step(x)
+
+    class Holder:
+        @use_mode("compile")
+        @use_mode("eager")
+        @staticmethod
+        def static() -> int:
+            return step(1)
+
+        @use_mode("cuda_graph")
+        def method(self) -> int:
+            return step(1)
+
+    assert (both(1, deep=2), both.__name__, both.__doc__) == (4, "both", "Documented.")
+    assert (Holder.static(), Holder().static(), Holder().method()) == (2, 2, 2)
+    step()
+    assert seen == [("step", "compile"), ("step", "compile"), ("step", "cuda_graph")]
+
+    @use_mode("compile")
+    def failing() -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        failing()
+    step()
+    assert len(seen) == 3
+
+
+def test_a_decorated_coroutine_has_its_mode_from_first_to_last_and_no_other_task_has(
+    device: FakeDevice, seen: list[Any]
+) -> None:
+    step = gpu_timed(name="step")(plain)
+    turn = asyncio.Event
+
+    class Called:
+        async def __call__(self, own: asyncio.Event, others: asyncio.Event) -> None:
+            await work(own, others)
+
+    async def work(own: asyncio.Event, others: asyncio.Event) -> None:
+        own.set()
+        await others.wait()
+        step()
+
+    async def together() -> None:
+        block = use_mode("compile")
+        for worker in (block(work), block(Called())):
+            first, second, third = turn(), turn(), turn()
+            async with asyncio.timeout(10) if hasattr(asyncio, "timeout") else contextlib.AsyncExitStack():
+                # The one that begins first ends first: blocks of one stack would be left in the wrong order.
+                await asyncio.gather(worker(first, second), worker(second, third), work(third, first))
+                first.set()
+                await worker(second, first)  # in this very task
+            step()
+
+    assert inspect.iscoroutinefunction(use_mode("compile")(work))
+    asyncio.run(together())
+    assert seen == [("step", "compile")] * 6
+
+
+def test_what_no_block_can_be_put_around_is_no_place_for_the_decorator() -> None:
+    async def stream() -> Any:
+        yield 1
+
+    def values() -> Any:
+        yield 1
+
+    for target in (stream, values):
+        with pytest.raises(ConfigurationError, match="around the calls inside it"):
+            use_mode("eager")(target)
+    with pytest.raises(ConfigurationError, match="cannot decorate a class"):
+        use_mode("eager")(Counter)
+    with pytest.raises(NotCallableError, match="not int"):
+        use_mode("eager")(3)  # type: ignore[type-var]
 
 
 def test_before_any_mode_nobody_is_asked(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,13 +509,17 @@ def test_what_is_not_honoured_is_said_once_and_counted(device: FakeDevice, caplo
     assert flush().counts["mode_not_honoured"] == 3
 
 
-def test_a_launcher_that_is_strict_raises_what_the_span_says_too() -> None:
+def test_a_launcher_that_is_strict_raises_what_the_span_says_too(caplog: pytest.LogCaptureFixture) -> None:
     site = current.new_site("step")
     launcher = Noting(plain, site, CudaGraph(strict=True), current.modes)
     opened = types.SimpleNamespace(ran=None)
     with pytest.raises(ModeError, match="step cannot run as cuda_graph: why"):
         launcher.eagerly(opened, (), {}, "why")
     assert opened.ran == Ran("eager", "cuda_graph", "why")
+    assert caplog.text == ""  # the error says it
+    assert "mode_not_honoured" not in flush().counts  # nothing ran
+    Noting(plain, site, CudaGraph(), current.modes).eagerly(opened, (), {}, "why")
+    assert "step was asked to run as cuda_graph and does not: why" in caplog.text
     assert issubclass(ModeError, package.GpuTimedError)
 
 
@@ -387,3 +538,18 @@ def test_the_doctor_names_a_mode_that_no_span_has(device: FakeDevice) -> None:
     found = [finding for finding in diagnose().section("process").findings if finding.key.startswith("mode.")]
     assert [finding.key for finding in found] == ["mode.prefil"]
     assert found[0].level == "warning"
+
+
+def test_a_mode_that_no_span_had_is_said_once_at_the_end(device: FakeDevice, caplog: pytest.LogCaptureFixture) -> None:
+    configure(mode="decode*=eager,prefil=compile,prefil=eager,gon?=eager")
+    assert unmatched(parse_rules("a=eager"), ()) == ()  # nothing is decorated: there is no name to compare with
+    kept = [gpu_timed(name="decode 1")(plain), gpu_timed(name="prefill")(plain)]
+    gpu_timed(name="gone")(plain)(1)
+    kept[0](1)
+    flush()
+    assert "prefil" not in caplog.text  # it may come yet
+    for _ in range(2):
+        shutdown()
+    said = [each.getMessage() for each in caplog.records if "a mode was given" in each.getMessage()]
+    assert len(said) == 1
+    assert "'prefil'" in said[0]

@@ -517,6 +517,18 @@ def test_nothing_is_exported_unless_asked(app, run, tmp_path):
     assert "2 calls timed and sent nowhere (give --exporter or --out)" in done.stderr
 
 
+def test_a_mode_of_a_name_that_no_span_has_is_told_at_the_end(app, run):
+    """Once in the log as the process ends, as without run, and in the summary; of the names that are there, nothing."""
+    named = ("--target", "helper:infer", "--out", "s.jsonl", "--", "python", "app.py")
+    done = run(*named, GPU_TIMED_MODE="inf*=eager,infre=eager")
+    assert done.stdout == ANSWERS
+    assert done.stderr.count("a mode was given for 'infre'") == 1
+    assert done.stderr.splitlines()[-1].endswith("2 spans exported; 0 dropped; modes of names that no span has: infre")
+    assert "inf*" not in done.stderr
+    done = run(*named, GPU_TIMED_MODE="infer=eager")
+    assert "mode" not in done.stderr
+
+
 def test_opentelemetrys_variable_asks_too(app, run):
     """OTEL_TRACES_EXPORTER=console exports; one that run does not know names the way."""
     done = run("--target", "helper:infer", "--", "python", "app.py", OTEL_TRACES_EXPORTER="console")

@@ -18,6 +18,7 @@ from gpu_timed.cli import program
 from gpu_timed.compile_caches import pin_caches
 from gpu_timed.delivery import LOSSES
 from gpu_timed.errors import ConfigurationError, unknown_value
+from gpu_timed.mode_values import parse_rules, unmatched
 from gpu_timed.settings import PIN_CACHES_VARIABLE, TARGETS_VARIABLE
 from gpu_timed.targets import AppliedTargets, apply_targets
 
@@ -123,6 +124,9 @@ def _summarise(applied: AppliedTargets, process: int) -> None:
         parts.append("targets not timed: " + ", ".join(f"{state.target} ({words[state.status]})" for state in unseen))
     elif not applied.states:
         parts.append("no targets (--target module:function)")
+    held = current.held_settings()
+    if held is not None and (lost := unmatched(parse_rules(held.mode), current.process_state().sites)):
+        parts.append(f"modes of names that no span has: {', '.join(lost)}")
     try:
         sys.stderr.write(f"gpu-timed: {'; '.join(parts)}\n")
         sys.stderr.flush()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gpu_timed.findings import Finding, Level
-from gpu_timed.mode_values import matches, parse_rules
+from gpu_timed.mode_values import parse_rules, unmatched
 
 _SITES_SHOWN: Final = 20
 _NAMES_SHOWN: Final = 50
@@ -203,15 +203,14 @@ def findings(process: Process) -> Iterator[Finding]:
 
 def unmatched_modes(process: Process, rules: str) -> Iterator[Finding]:
     """Report those of *rules* (``GPU_TIMED_MODE``, ``configure(mode=…)``) that name no span of *process* so far."""
-    for rule in parse_rules(rules) if process.sites else ():
-        if not any(matches(rule.match, name) for name in process.sites):
-            yield Finding(
-                f"mode.{rule.match}",
-                "warning",
-                f"the mode of {rule.match!r} is given, and no span has that name so far",
-                "look at the names among the sites; a match may be a glob, as in 'decode*=compile'",
-                {"match": rule.match},
-            )
+    for match in unmatched(parse_rules(rules), process.sites):
+        yield Finding(
+            f"mode.{match}",
+            "warning",
+            f"the mode of {match!r} is given, and no span has that name so far",
+            "look at the names among the sites; a match may be a glob, as in 'decode*=compile'",
+            {"match": match},
+        )
 
 
 def targets(process: Process) -> Iterator[Finding]:

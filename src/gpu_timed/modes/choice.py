@@ -6,20 +6,23 @@ it is measured or not. Sampling and ``every=`` never change what runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
-from gpu_timed.errors import ConfigurationError, ModeError
+from gpu_timed.errors import ConfigurationError, ModeError, NotCallableError
 from gpu_timed.ledger import Ledger
-from gpu_timed.mode_values import EAGER, Compile, Eager, Mode, Ran, Rule, matches, mode_of, parse_rules
+from gpu_timed.mode_values import EAGER, Compile, Eager, Mode, Ran, Rule, matches, mode_of, parse_rules, unmatched
 from gpu_timed.modes.compiled import Compiled
 from gpu_timed.modes.graphed import Graphed
 from gpu_timed.modes.launcher import Ground, Launcher
 from gpu_timed.site import Site
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _MOST_LAUNCHERS: Final = 64
 """Launchers of a site that are kept: its modes, times the functions that share it."""
 _MOST_SAID: Final = 1000
@@ -98,12 +101,16 @@ class Switch:
                 return rule.mode
         if site.mode_source is None:
             return site.mode
+        how = "raised"
         try:
             found = site.mode_source(*arguments, **named or {})
+            how = "returned no mode:"
             return None if found is None else mode_of(found)
         except Exception as error:  # noqa: BLE001 - the user's function of modes
-            self._ledger().fault("mode_raised", error)
-            return f"its mode= raised, or returned no mode ({type(error).__name__}: {error})"[:_MOST_TEXT]
+            why = f"its mode= {how} {_described(error)}"[:_MOST_TEXT].rstrip(".")
+            self._ledger().count("mode_raised")
+            self._say_once(name, "mode_raised", f"gpu_timed: {name}: {why}; it runs eagerly. Said once.")
+            return why
 
     def run(
         self,
@@ -156,12 +163,24 @@ class Switch:
 
     def note(self, name: str, mode: str, why: str) -> None:
         """Count that a call ran in another mode than *mode*, and say so once for each site and reason."""
-        ledger = self._ledger()
-        ledger.count("mode_not_honoured")
-        key = name, why
+        self._ledger().count("mode_not_honoured")
+        self._say_once(name, why, f"gpu_timed: {name} was asked to run as {mode} and does not: {why}. Said once.")
+
+    def tell_unmatched(self, names: Iterable[str]) -> None:
+        """Say once of each rule of the whole process that none of *names*, those of its spans, is what it is about."""
+        for match in unmatched(self._rules, names):
+            self._say_once(
+                "",
+                match,
+                f"gpu_timed: a mode was given for {match!r} (GPU_TIMED_MODE, or configure(mode=…)), "
+                "and no span of this process has that name.",
+            )
+
+    def _say_once(self, name: str, what: str, message: str) -> None:
+        key = name, what
         if key not in self._said and len(self._said) < _MOST_SAID:
             self._said.add(key)
-            ledger.say(f"gpu_timed: {name} was asked to run as {mode} and does not: {why}. Said once.")
+            self._ledger().say(message)
 
     def fault(self, kind: str, error: BaseException) -> None:
         """Count a fault of gpu_timed's own."""
@@ -187,11 +206,15 @@ class Switch:
 
 
 class UseMode:
-    """A ``with`` block in which matching sites run in a mode. See :func:`gpu_timed.use_mode`."""
+    """A ``with`` block, or a decorator, in which matching sites run in a mode. See :func:`gpu_timed.use_mode`."""
 
     def __init__(self, switch: Switch, mode: object, match: object) -> None:
         if not isinstance(match, str) or not match:
             raise ConfigurationError(f"match must be a name or a glob such as 'decode*', not {match!r}.")
+        if callable(mode) and not isinstance(mode, type):
+            raise ConfigurationError(
+                "use_mode takes a mode or its name: a function of the arguments goes to @gpu_timed(mode=…)."
+            )
         self._switch = switch
         self._rule = Rule(match, mode_of(mode))
         self._tokens: list[Token[tuple[Rule, ...]]] = []
@@ -203,6 +226,55 @@ class UseMode:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._switch.unuse(self._tokens.pop())
+
+    def __call__(self, function: _F) -> _F:
+        """Have every call of *function* be such a block, of a coroutine function from its first line to its last.
+
+        Raises:
+            ConfigurationError: It is a class, or a generator, whose caller would get the mode along with each value.
+            NotCallableError: It cannot be called.
+        """
+        if isinstance(function, staticmethod | classmethod):
+            return cast("_F", type(function)(self(function.__func__)))
+        if not callable(function):
+            raise NotCallableError(f"use_mode can only decorate what can be called, not {type(function).__name__}.")
+        if isinstance(function, type):
+            raise ConfigurationError("use_mode cannot decorate a class: decorate the method that does the work.")
+        if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
+            raise ConfigurationError(
+                "use_mode cannot decorate a generator, between whose values the mode would be its caller's too: "
+                "write with use_mode(…) around the calls inside it."
+            )
+        use, unuse, rule = self._switch.use, self._switch.unuse, self._rule
+
+        async def in_mode_async(*arguments: Any, **named: Any) -> Any:
+            token = use(rule)  # of this call alone: others may be under way in other tasks
+            try:
+                return await function(*arguments, **named)
+            finally:
+                unuse(token)
+
+        def in_mode(*arguments: Any, **named: Any) -> Any:
+            token = use(rule)
+            try:
+                return function(*arguments, **named)
+            finally:
+                unuse(token)
+
+        made = in_mode_async if _is(inspect.iscoroutinefunction, function) else in_mode
+        return cast("_F", functools.wraps(function)(made))
+
+
+def _is(kind: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
+    """Return whether *function*, or what an object's class has it do when called, is of that *kind*."""
+    return kind(function) or kind(type(function).__call__)
+
+
+def _described(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an exception of the user's that has no text
+        return type(error).__name__
 
 
 _EAGER: Final = Ran(EAGER.name, EAGER.name)

@@ -152,7 +152,7 @@ class Launcher:
             if opened is not None:
                 opened.ran = asked
             return
-        if ran != asked.mode:
+        if ran != asked.mode and not self.mode.strict:  # else the error says it
             self.notes.note(self.name, asked.mode, why)
         if opened is not None:
             opened.ran = Ran(ran, asked.mode, why)
