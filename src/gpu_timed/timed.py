@@ -149,7 +149,9 @@ def _check_mode(target: Any, mode: ModeSource) -> None:
 
 
 def use_mode(mode: str | Mode, *, match: str = "*") -> UseMode:
-    """Run calls of matching sites in another mode, inside a ``with`` block and in this context only.
+    """Run calls of matching sites in another mode, inside a ``with`` block, or each call of what it decorates.
+
+    In this context only.
 
     ``with use_mode("reduce-overhead", match="decode*"): …`` Another thread, or a task that is running already, is not
     affected; a task or thread that copies the context is. The innermost block that matches goes before all others,
@@ -161,7 +163,8 @@ def use_mode(mode: str | Mode, *, match: str = "*") -> UseMode:
         match: Names of the spans, with ``*``, ``?`` and ``[…]`` as in file names.
 
     Raises:
-        ConfigurationError: A value cannot be used.
+        ConfigurationError: A value cannot be used, or what is decorated is a class or a generator.
+        NotCallableError: What is decorated cannot be called.
     """
     made = UseMode(current.modes, mode, match)
     if current.settings().disabled:

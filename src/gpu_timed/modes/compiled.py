@@ -65,7 +65,6 @@ class Compiled(Launcher):
                 raise
             why = self._fail(error)
             if self.mode.strict:
-                self.notes.note(self.name, self.asked.mode, why)
                 raise ModeError(f"{self.name} cannot run as {self.asked.mode}: {why}.") from error
         finally:
             uncompiled, graphs = leaf.end(before)  # why, if it was
