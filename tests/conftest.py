@@ -45,6 +45,11 @@ def _small_heap() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Let the end of the process collect all there is: libraries complain of what is left."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def device() -> Iterator[FakeDevice]:
     """A fake device whose time stands still: every number is exact."""
