@@ -22,6 +22,7 @@ from gpu_timed.site import Site
 
 _MOST_FAILURES: Final = 8
 _MOST_TEXT: Final = 300
+_WHOLE: Final = "; without fullgraph=True what can be is compiled"
 
 
 class Compiled(Launcher):
@@ -116,7 +117,10 @@ class Compiled(Launcher):
         """Take note of a call that Dynamo could not compile; after the first, or some between others, give up."""
         self._failures += 1
         why = failure_text(error)
-        if not self._leaf.is_limit(error) and (not self._worked or self._failures >= _MOST_FAILURES):
+        if self._leaf.is_limit(error):
+            return why
+        why = f"{why[: _MOST_TEXT - len(_WHOLE)]}{_WHOLE}"
+        if not self._worked or self._failures >= _MOST_FAILURES:
             self._given_up = why
         return why
 

@@ -40,7 +40,7 @@ _THREAD: Final = (
 
 UNCOMPILED: Final = (
     "torch ran it uncompiled: the recompile limit (say a value that it reads on the host changes from call to call, or "
-    "shapes do), a stance or a switch"
+    "shapes do: Compile(dynamic=True) may help), a stance or a switch"
 )
 
 ToText = Callable[[BaseException], str]
