@@ -231,7 +231,7 @@ def test_what_fullgraph_refuses_runs_as_it_is_with_the_reason_and_is_not_tried_a
     assert len(calls) == 3
     assert told(records) == [("eager", "compile")] * 3
     assert "could not be compiled (Unsupported" in records[2].mode_reason
-    assert records[2].mode_reason.endswith("; without fullgraph=True what can be is compiled")
+    assert "; without fullgraph=True what can be is compiled" in records[2].mode_reason
     assert [record.warmth for record in records][1:] == ["warm", "warm"]
     with use_mode(Compile(backend=graphs, fullgraph=True, strict=True)), pytest.raises(ModeError, match="read cannot"):
         read(torch.ones(2))

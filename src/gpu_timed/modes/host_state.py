@@ -135,7 +135,7 @@ class Snapshot:
         """Return what of it is not as it was; nothing if all of it is."""
         for name, holder, key, was in self.held:
             if not same(_get(holder, key), was):
-                return f"{name}{_shown(key)}"
+                return f"{name}{_shown(key)}".removeprefix(".")
         return ""
 
     def guards(

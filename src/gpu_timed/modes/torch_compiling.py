@@ -98,6 +98,8 @@ def _around(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     called = getattr(function, "__name__", None) or name
+    if called == "_wrapped_call_impl":  # of every module of torch
+        called = name
     code = call.__code__.replace(co_name=called, co_qualname=name)
     return types.FunctionType(code, globals(), called, None, call.__closure__)
 
