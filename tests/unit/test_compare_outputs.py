@@ -177,6 +177,7 @@ def test_a_module_in_training_is_not() -> None:
     x = torch.randn(4, 3)
     assert "in place" in check(lambda x: norm(x) * 1, x).why_not
     assert "in place" in check(norm, x).why_not
+    assert "a call changes BatchNorm1d." in check(norm, x).why_not
     norm.eval()
     assert check(norm, x).why_not == ""
 

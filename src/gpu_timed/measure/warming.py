@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gpu_timed.arms import ColdPhase, FirstCall
-from gpu_timed.measure.contestant import Arguments, Contestant
+from gpu_timed.measure.contestant import AS_GIVEN, Arguments, Contestant
 from gpu_timed.measure.stopwatch import Stopwatch
+from gpu_timed.mode_values import EAGER
 from gpu_timed.ports import Interval, WarmthSource
-from gpu_timed.record import NOT_SET, Cause, Measured, Warmth
+from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Warmth
 
 QUIET: Final = 3
 """Calls in a row without a cause, launched in the same mode, after which an arm is warm."""
@@ -57,7 +58,10 @@ def warm_up(
         last = next((call.causes[0] for call in reversed(calls) if call.causes), None)
         what = f": {last.probe}: {last.what}" if last is not None else ""
         reason = f"after {len(calls)} calls something was still prepared anew in one of the last {QUIET}{what}"
-    return ColdPhase(calls=tuple(calls), one_off_ns=_one_off(calls), settled=settled, reason=reason)
+    once = _never(contestant, calls) or _one_off(calls)
+    if once == 0 and not settled:  # held against calls that were not warm: it cannot be said that there was none
+        once = Missing("not_settled", reason)
+    return ColdPhase(calls=tuple(calls), one_off_ns=once, settled=settled, reason=reason)
 
 
 def _seen(warmth: WarmthSource | None, before: int, *, first: bool) -> tuple[Warmth, tuple[Cause, ...]]:
@@ -65,6 +69,13 @@ def _seen(warmth: WarmthSource | None, before: int, *, first: bool) -> tuple[War
         return "unknown", ()
     verdict = warmth.verdict([Interval(before, warmth.generation, threading.get_ident())], first_call=first)
     return verdict.warmth, verdict.causes
+
+
+def _never(contestant: Contestant, calls: Sequence[FirstCall]) -> Missing | None:
+    """Return why nothing is known of what the mode takes once, where the last call ran as it is written instead."""
+    if contestant.mode in (AS_GIVEN, EAGER.name) or not calls or calls[-1].ran != EAGER.name:
+        return None
+    return Missing("not_run", f"it ran as {EAGER.name}: {calls[-1].reason or 'nobody knows why'}")
 
 
 def _one_off(calls: Sequence[FirstCall]) -> Measured:
