@@ -328,8 +328,9 @@ def test_a_verdict_and_none() -> None:
     differs = Agreement(equal=False, text="[0]: far")
     assert why(replace(mine, agreement=differs)) == "its outputs differ: [0]: far"
     draws = why(replace(mine, agreement=differs), draws=True)
-    assert draws.endswith("draws random numbers, which modes may draw in another order: outputs='ignore' says not to "
-        "compare them")
+    assert draws.endswith(
+        "draws random numbers, which modes may draw in another order: outputs='ignore' says not to compare them"
+    )
     assert "outputs of eager did not stay the same" in why(base=replace(base, agreement=differs))
     assert conclude(replace(mine, agreement=differs), base, decider, quantity="wall", compared=False).word == "slower"
     assert conclude(mine, base, None, quantity="wall").reason == "nothing was measured"

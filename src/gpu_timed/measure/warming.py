@@ -58,8 +58,10 @@ def warm_up(
         last = next((call.causes[0] for call in reversed(calls) if call.causes), None)
         what = f": {last.probe}: {last.what}" if last is not None else ""
         reason = f"after {len(calls)} calls something was still prepared anew in one of the last {QUIET}{what}"
-    once = _never(contestant, calls) or _one_off(calls)
-    if once == 0 and not settled:  # held against calls that were not warm: it cannot be said that there was none
+    once = _one_off(calls)
+    if contestant.mode not in (AS_GIVEN, EAGER.name) and contestant.ran.mode == EAGER.name:
+        once = Missing("not_run", f"it ran as {EAGER.name}: {contestant.ran.reason or 'nobody knows why'}")
+    elif once == 0 and not settled:  # held against calls that were not warm: it cannot be said that there was none
         once = Missing("not_settled", reason)
     return ColdPhase(calls=tuple(calls), one_off_ns=once, settled=settled, reason=reason)
 
@@ -69,13 +71,6 @@ def _seen(warmth: WarmthSource | None, before: int, *, first: bool) -> tuple[War
         return "unknown", ()
     verdict = warmth.verdict([Interval(before, warmth.generation, threading.get_ident())], first_call=first)
     return verdict.warmth, verdict.causes
-
-
-def _never(contestant: Contestant, calls: Sequence[FirstCall]) -> Missing | None:
-    """Return why nothing is known of what the mode takes once, where the last call ran as it is written instead."""
-    if contestant.mode in (AS_GIVEN, EAGER.name) or not calls or calls[-1].ran != EAGER.name:
-        return None
-    return Missing("not_run", f"it ran as {EAGER.name}: {calls[-1].reason or 'nobody knows why'}")
 
 
 def _one_off(calls: Sequence[FirstCall]) -> Measured:
