@@ -282,19 +282,19 @@ def test_how_much_time_would_tell_is_said_in_the_option_that_gives_it() -> None:
         return found.reason
 
     assert reason(4, Time(0.5, 0.5)).endswith(
-        "there was time for 4 blocks, and an interval takes 5; raise budget_s (now 0.5) to at least 0.63"
+        "there was time for 4 blocks, and an interval takes 5; raise budget_s (now 0.5) to at least 0.63 s"
     )
-    assert reason(4, Time(0.5, 2.0)).endswith("(now 0.5) to at least 2.5")  # what they took, where that was more
+    assert reason(4, Time(0.5, 2.0)).endswith("(now 0.5) to at least 2.5 s")  # what they took, where that was more
     assert reason(4).endswith("takes 5")
     more = conclude(arm("b"), arm(), _wavering(), quantity="wall").more
     assert isinstance(more, int)
     said = conclude(arm("b"), arm(), _wavering(), quantity="wall", time=Time(20, 18)).reason
-    told = re.search(r"more than 1%; raise budget_s \(now 20\) to about (\d+)$", said)
+    told = re.search(r"more than 1%; raise budget_s \(now 20\) to about (\d+) s$", said)
     assert told, said
     wanted = 20 * (20 + more) / 20
     assert wanted <= int(told[1]) < 1.1 * wanted + 1
     said = conclude(arm("b"), arm(), _wavering(), quantity="wall", time=Time(3_000, 3_000)).reason
-    assert said.endswith("; it would take longer than budget_s can be (3600)")
+    assert said.endswith("; it would take longer than budget_s can be (3600 s)")
     with on_the_command_line():
         assert "raise --budget (now 0.5)" in reason(4, Time(0.5, 0.5))
 

@@ -83,9 +83,9 @@ def _advice(more: int, blocks: int, time: Time) -> str:
     wanted_s = max(time.given_s, time.spent_s) * (blocks + more) / max(1, blocks)
     option = called("budget_s")
     if wanted_s > LONGEST_S:
-        return f"it would take longer than {option} can be ({LONGEST_S:g})"
+        return f"it would take longer than {option} can be ({LONGEST_S:g} s)"
     how = "at least" if blocks < FEWEST else "about"
-    return f"raise {option} (now {time.given_s:g}) to {how} {_rounded_up(wanted_s)}"
+    return f"raise {option} (now {time.given_s:g}) to {how} {_rounded_up(wanted_s)} s"
 
 
 def _rounded_up(value: float) -> str:
