@@ -59,7 +59,8 @@ class ColdPhase:
 
     calls: tuple[FirstCall, ...] = ()
     one_off_ns: Measured = NOT_RUN
-    """What they took together beyond what warm calls take: compiling, capturing, loading, warming up."""
+    """What they took together beyond what warm calls take: compiling, capturing, loading, warming up. 0 where they
+    took no more. Missing where that is not known: the mode never ran, or no call was warm to hold them against."""
     settled: bool = False
     """Whether the last ones had no causes left; else the bound on calls or on time ended it, and *reason* says so."""
     reason: str = ""
@@ -225,8 +226,9 @@ class BreakEven:
     calls: Measured
     """``Missing("slower")`` where it never does, ``Missing("not_told")`` where there is no verdict ``faster``,
     ``Missing("not_run")`` of an arm that was not measured."""
-    one_off_ns: Measured = NOT_SET
-    """What the arm takes once beyond what the baseline takes once."""
+    extra_one_off_ns: Measured = NOT_SET
+    """What the arm takes once beyond what the baseline takes once: the difference of their
+    :attr:`ColdPhase.one_off_ns`, 0 where it takes no more. Missing where one of them is."""
     gain_ns: Measured = NOT_SET
     """What a warm call gains."""
 

@@ -11,23 +11,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 from gpu_timed import current
+from gpu_timed.analysis.concluding import LONGEST_S
 from gpu_timed.analysis.ratios import need_scipy
 from gpu_timed.arms import Comparison, Point, Quantity
 from gpu_timed.assembly import peak_book
 from gpu_timed.callables.functions import is_timed, template_for
 from gpu_timed.errors import ConfigurationError, unknown_value
 from gpu_timed.measure.contest import PARTS, TIMED, Contest, Plan, Progress, Tools
-from gpu_timed.measure.contestant import Contestant, Unsaid
+from gpu_timed.measure.contestant import Contestant, Unsaid, name_of
 from gpu_timed.measure.interleaving import describe
 from gpu_timed.measure.stopwatch import Stopwatch
 from gpu_timed.mode_values import EAGER, Mode, mode_of
+from gpu_timed.option_names import called, given
 from gpu_timed.work import COUNT, Work, check_work, one_work
 
 Function = Callable[..., Any]
 Outputs = Literal["compare", "ignore"]
 MODES: Final = ("eager", "cuda_graph", "reduce-overhead")
-_LONGEST_S: Final = 3_600.0
 _FLUSH_S: Final = 2.0
+_SEVERAL: Final = 'compare({"old": f, "new": g})'
 _one_at_a_time: Final = threading.Lock()
 
 
@@ -223,7 +225,7 @@ def _arms(fn: Any, modes: Any, baseline: str | None) -> _Arms:
         if modes is not None:
             raise ConfigurationError("modes= is for one function: several are compared as they are. Leave it out.")
         if not fn or not all(isinstance(name, str) and name for name in fn):
-            raise ConfigurationError("several functions are given by name, as in compare({'old': old, 'new': new}).")
+            raise ConfigurationError(f"several functions are given by name: {_SEVERAL}.")
         held: list[tuple[str, Function, Mode | None]] = [(name, _bare(each), None) for name, each in fn.items()]
         return _Arms(" / ".join(fn), _known(baseline or held[0][0], held), held)
     function = _bare(fn)
@@ -234,7 +236,9 @@ def _arms(fn: Any, modes: Any, baseline: str | None) -> _Arms:
         raise ConfigurationError(f"modes must be several, and not one text: modes={meant!r}.")
     asked = [mode_of(mode) for mode in (MODES if modes is None else modes)]
     if not asked:
-        raise ConfigurationError("modes= is empty: name at least one, as in modes=('eager', 'cuda_graph').")
+        raise ConfigurationError(
+            f"{given('modes')} is empty: name at least one, as in {given('modes', ('eager', 'cuda_graph'))}."
+        )
     if baseline is None and EAGER not in asked:
         asked.insert(0, EAGER)
     held, names = [], set()
@@ -244,7 +248,7 @@ def _arms(fn: Any, modes: Any, baseline: str | None) -> _Arms:
             name, number = f"{mode.name} {number}", number + 1
         names.add(name)
         held.append((name, function, mode))
-    return _Arms(_name_of(function), _known(baseline or EAGER.name, held), held)
+    return _Arms(name_of(function), _known(baseline or EAGER.name, held), held)
 
 
 def _known(baseline: str, held: Sequence[tuple[str, Any, Any]]) -> str:
@@ -257,7 +261,8 @@ def _known(baseline: str, held: Sequence[tuple[str, Any, Any]]) -> str:
 def _bare(function: Any) -> Function:
     """Return the function without our own wrapper: a span is none of its time."""
     if not callable(function):
-        raise ConfigurationError(f"compare() takes a function, or several by name, not {type(function).__name__}.")
+        kind = type(function).__name__
+        raise ConfigurationError(f"compare() takes a function, or several by name, not {kind}: {_SEVERAL}.")
     while is_timed(function):
         function = getattr(function, "__wrapped__")  # noqa: B009 - of a function, for type checkers
     if template_for(function) is not _PLAIN:
@@ -269,10 +274,6 @@ def _bare(function: Any) -> Function:
 
 
 _PLAIN: Final = template_for(_bare)
-
-
-def _name_of(function: Any) -> str:
-    return getattr(function, "__name__", None) or type(function).__name__
 
 
 def _arguments(args: Any, kwargs: Any, value: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -321,8 +322,10 @@ def _sweep(sweep: Any, args: Any, kwargs: Any) -> tuple[str, list[Any]]:
 
 
 def _check(budget_s: Any, outputs: Any, by: Any, *, tolerance: Any, seed: Any, reset: Any) -> None:
-    if not isinstance(budget_s, int | float) or isinstance(budget_s, bool) or not 0 < budget_s <= _LONGEST_S:
-        raise ConfigurationError(f"budget_s must be a number greater than 0 and at most 3600, not {budget_s!r}.")
+    if not isinstance(budget_s, int | float) or isinstance(budget_s, bool) or not 0 < budget_s <= LONGEST_S:
+        raise ConfigurationError(
+            f"{called('budget_s')} must be a number greater than 0 and at most {LONGEST_S:g}, not {budget_s!r}."
+        )
     for what, value, known in (("way to treat outputs", outputs, get_args(Outputs)), ("time", by, get_args(Quantity))):
         if value not in known:
             raise unknown_value(what, value, known)
@@ -331,11 +334,11 @@ def _check(budget_s: Any, outputs: Any, by: Any, *, tolerance: Any, seed: Any, r
     ):
         raise ConfigurationError(f"tolerance must be a number, 0 or more, not {tolerance!r}.")
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 63):
-        raise ConfigurationError(f"seed must be a whole number, 0 or more, not {seed!r}.")
+        raise ConfigurationError(f"{called('seed')} must be a whole number, 0 or more, not {seed!r}.")
     if reset is not None and not callable(reset):
-        raise ConfigurationError(f"reset must be a function without arguments, not {type(reset).__name__}.")
+        raise ConfigurationError(f"{called('reset')} must be a function without arguments, not {type(reset).__name__}.")
     if reset is not None and (why_not := _unfit(reset, {})):
-        raise ConfigurationError(f"reset is called without arguments, and cannot be: {why_not}.")
+        raise ConfigurationError(f"{called('reset')} is called without arguments, and cannot be: {why_not}.")
 
 
 def _check_work(work: Any) -> None:

@@ -29,6 +29,7 @@ from gpu_timed import (
 )
 from gpu_timed.analysis.deciding import FIRST_LOOK
 from gpu_timed.testing import FakeDevice, capture, use_device
+from gpu_timed.views import words as table_words
 
 LAUNCH, WORK = 40_000, 200_000
 
@@ -324,6 +325,7 @@ def test_hidden_state_is_refused_and_reset_makes_it_work(device: FakeDevice) -> 
     assert words(found) == [None]
     assert found.verdicts[0].reason.startswith("a was not measured")
     assert not len(found.arm("a").samples)
+    assert "(give reset=, which puts it back" in found.refused
     assert not any("reset= is called" in note for note in found.notes)
 
     def reset() -> None:
@@ -473,7 +475,7 @@ def test_an_arm_that_is_not_there_is_named_with_those_that_are(device: FakeDevic
 def test_a_function_that_was_given_no_arguments_says_where_they_come_from(device: FakeDevice) -> None:
     found = compare({"a": lambda x: x, "b": lambda x: x})
     assert found.refused.startswith("TypeError: ")
-    assert found.refused.endswith("(no arguments were given: args=, or --args-from on the command line, gives them)")
+    assert found.refused.endswith("(no arguments were given: args= gives them)")
     assert found.notes == ()
     assert "no arguments" not in compare({"a": lambda x: x, "b": lambda x: x}, args=(1, 2)).refused
 
@@ -563,6 +565,9 @@ def test_a_mode_that_falls_back_says_so_and_gets_no_verdict(device: FakeDevice, 
     assert found.arm("eager").samples.wall_ns  # alone, it is still measured
     assert "only one left" in found.stopped
     assert not caplog.records  # it is in the result
+    assert graph.cold.calls  # which ran as they are written, and tell nothing of what a graph takes once
+    assert graph.cold.one_off_ns == Missing("not_run", graph.refused)
+    assert {row.name: row.cells for row in table_words.rows(found)}["one-off"] == ("0 ns", table_words.NONE)
 
 
 def test_what_is_a_mode_and_what_is_not(device: FakeDevice) -> None:
@@ -615,6 +620,12 @@ def test_callables_that_cannot_be_used() -> None:
         compare(coroutine)
     with pytest.raises(ConfigurationError, match="not int"):
         compare(3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError) as raised:
+        compare([print, print])  # type: ignore[arg-type]
+    said = 'compare() takes a function, or several by name, not list: compare({"old": f, "new": g}).'
+    assert str(raised.value) == said
+    with pytest.raises(ConfigurationError, match=r'given by name: compare\({"old": f, "new": g}\)'):
+        compare({})
     with pytest.raises(ConfigurationError, match="for one function"):
         compare({"a": print, "b": print}, modes=("eager",))
 
@@ -639,8 +650,52 @@ def test_first_calls_are_apart(device: FakeDevice) -> None:
     assert cold.one_off_ns == 10_000_000
     assert set(found.arm("b").samples.wall_ns) == {WORK}
     even = found.break_evens["b"]
-    assert even.calls == 10_000_000 // WORK == even.one_off_ns // even.gain_ns  # type: ignore[operator]
+    assert even.calls == 10_000_000 // WORK == even.extra_one_off_ns // even.gain_ns  # type: ignore[operator]
     assert found.break_evens["b"].gain_ns == WORK
+
+
+def test_none_is_said_of_what_is_taken_once_only_where_it_was_measured(device: FakeDevice) -> None:
+    """By calls that are all alike: nothing was taken once, unless each of them prepares something anew."""
+
+    def compiles() -> float:
+        current.modes.cold("compiled again", 5)
+        device.launch(WORK)
+        return 1.0
+
+    found = compare({"a": kernel(device), "b": compiles})
+    assert found.arm("a").cold.one_off_ns == 0
+    never = found.arm("b").cold.one_off_ns
+    assert isinstance(never, Missing)
+    assert never.reason == "not_settled"
+    assert "compiled again" in never.detail
+    calls = itertools.count()
+
+    def settles_never() -> float:
+        if not next(calls):
+            device.host_clock.advance(5_000_000)
+        return compiles()
+
+    # What the first call took beyond the others is known though these were not warm.
+    assert compare({"a": kernel(device), "b": settles_never}).arm("b").cold.one_off_ns == 5_000_000
+
+
+def test_what_is_taken_once_by_a_function_as_it_is_written_is_known_though_another_arm_came_first(
+    device: FakeDevice,
+) -> None:
+    def made() -> Callable[[], float]:
+        calls = itertools.count()
+
+        def step() -> float:
+            if not next(calls):
+                device.host_clock.advance(5_000_000)
+            device.launch(WORK)
+            return 1.0
+
+        return step
+
+    step = made()
+    found = compare({"a": step, "b": step}, reset=int)
+    assert [arm.cold.one_off_ns for arm in found.arms] == [5_000_000, 5_000_000]
 
 
 def test_an_arm_that_never_becomes_warm_says_so(device: FakeDevice) -> None:
@@ -727,6 +782,7 @@ def test_time_is_kept(device: FakeDevice) -> None:
     assert 0.4e9 < device.host_clock.now_ns() - began < 0.8e9
     assert words(found) == ["ambiguous"]
     assert "it is not known whether there is a difference of more than 1%" in found.verdicts[0].reason
+    assert "raise budget_s (now 0.5) to" in found.verdicts[0].reason
 
 
 def test_time_is_kept_though_calls_become_slow(device: FakeDevice) -> None:
@@ -739,7 +795,7 @@ def test_time_is_kept_though_calls_become_slow(device: FakeDevice) -> None:
     began = device.host_clock.now_ns()
     found = compare({"a": slows, "b": slows}, budget_s=1, reset=int)
     assert device.host_clock.now_ns() - began < 1.5e9
-    assert "budget_s" in found.stopped
+    assert found.stopped == "the time given by budget_s was up"
 
 
 def test_our_own_wrapper_is_taken_off(device: FakeDevice) -> None:

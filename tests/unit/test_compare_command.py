@@ -48,6 +48,15 @@ MODULE = """
 
     def undo():
         pass
+
+    held = [0]
+
+    def counts(x):
+        held[0] += 1
+        return held[0]
+
+    def back():
+        held[0] = 0
 """
 
 
@@ -153,7 +162,12 @@ def test_json_and_the_page_are_written_and_json_can_go_to_stdout(folder: Path) -
         (["mine:step", "--json", "nowhere/found.json"], "--json nowhere/found.json: the directory is not there"),
         (["mine:step", "--args-from", "mine:make,mine:undo"], "name one function"),
         (["mine:step", "--args-from", "mine:make", "--modes", "eagr"], "did you mean 'eager'?"),
-        (["mine:step", "--args-from", "mine:make", "--budget", "0"], "budget_s must be a number greater than 0"),
+        (["mine:step", "--args-from", "mine:make", "--budget", "0"], "--budget must be a number greater than 0"),
+        (["mine:step", "--args-from", "mine:make", "--seed", "-1"], "--seed must be a whole number"),
+        (
+            ["mine:step", "--args-from", "mine:make", "--modes", ","],
+            "--modes is empty: name at least one, as in --modes eager,cuda_graph",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_told_with_what_mends_it(arguments: list[str], said: str) -> None:
@@ -203,6 +217,20 @@ def test_a_real_comparison_on_this_machine() -> None:
     found = json.loads(done.stdout)
     assert [arm["name"] for arm in found["arms"]] == ["mine:step", "mine:other"]
     assert found["verdicts"][0]["word"] in ("same", "ambiguous", "faster", "slower")
+
+
+def test_what_is_said_names_the_options_of_the_command_line() -> None:
+    counts = ("mine:counts", "--modes", "eager", "--args-from", "mine:make", "--budget", "0.05")
+    done = run(*counts)
+    assert done.exit_code == 1
+    assert "(give --reset, which puts it back before each call)" in " ".join(done.output.split())
+    done = run(*counts, "--reset", "mine:undo")
+    assert "though --reset was called" in " ".join(done.output.split())
+    done = run(*counts, "--reset", "mine:back", "--by", "device", "--json", "-")
+    found = json.loads(done.stdout)
+    assert found["notes"][0].startswith("--reset is called before each call")
+    assert found["refused"].endswith("use --by wall")
+    assert "reset=" not in done.stdout
 
 
 def test_a_refusal_is_exit_code_one_and_one_arm_alone_is_none() -> None:

@@ -160,7 +160,12 @@ def test_what_would_be_needed_to_tell() -> None:
     few = say(None, 3)
     assert few.word == "ambiguous"
     assert few.more == 2
-    assert "3 of the 5 blocks" in few.reason
+    assert few.reason == "there was time for 3 blocks, and an interval takes 5"
+    assert say(None, 1).reason == "there was time for 1 block, and an interval takes 5"
+    assert say(None, 5).reason == "a time of 0 was read"
+    assert say(None, 5).more is None
+    # A comparison ends after 2,000 blocks: 1,200 and as many more are not to be had.
+    assert say(Interval(1.02, 0.99, 1.05, 1_200), 1_200).reason.endswith("more time would hardly tell, in this noise")
 
 
 def test_looks_are_few_and_fixed() -> None:

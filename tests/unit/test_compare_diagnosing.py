@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpu_timed import DevicePeaks, Missing, Work
-from gpu_timed.analysis.concluding import conclude
+from gpu_timed.analysis.concluding import Time, conclude
 from gpu_timed.analysis.deciding import Decider
 from gpu_timed.analysis.diagnosing import break_even, diagnose, same_kernels_as_graph
 from gpu_timed.analysis.likeness import unlike
 from gpu_timed.arms import Agreement, Arm, ColdPhase, Samples, Turn, Verdict
+from gpu_timed.option_names import on_the_command_line
 from gpu_timed.step_timeline import OperatorGaps, ProfiledSteps, spoken
 
 US, MS = 1_000, 1_000_000
@@ -191,7 +193,7 @@ def test_break_even() -> None:
     base = arm(cold=ColdPhase(one_off_ns=1 * MS))
     graph = arm("cuda_graph", wall_ns=1_700 * US, cold=ColdPhase(one_off_ns=101 * MS))
     found = break_even(graph, base, verdict("faster"))
-    assert (found.calls, found.one_off_ns, found.gain_ns) == (5, 100 * MS, 20 * MS)
+    assert (found.calls, found.extra_one_off_ns, found.gain_ns) == (5, 100 * MS, 20 * MS)
     cheaper = replace(graph, cold=ColdPhase(one_off_ns=0))
     assert break_even(cheaper, base, verdict("faster")).calls == 0
     assert break_even(graph, base, verdict("slower")).calls == Missing(
@@ -201,7 +203,11 @@ def test_break_even() -> None:
         calls = break_even(graph, base, verdict(word)).calls
         assert isinstance(calls, Missing)
         assert calls.reason == "not_told"
-    assert not break_even(replace(graph, cold=ColdPhase()), base, verdict("faster")).calls
+    unknown = Missing("not_settled", "still compiling")
+    for its, others in ((unknown, 1 * MS), (101 * MS, unknown), (unknown, unknown)):  # of which none is 0
+        mine, other = (replace(one, cold=ColdPhase(one_off_ns=once)) for one, once in ((graph, its), (base, others)))
+        found = break_even(mine, other, verdict("faster"))
+        assert (found.calls, found.extra_one_off_ns) == (unknown, unknown)
     on_the_device = break_even(replace(graph, samples=base.samples), base, verdict("faster")).calls
     assert on_the_device == Missing("not_told", "it is faster on the device, and saves no wall time")
 
@@ -264,6 +270,43 @@ def decided(*names: str, factor: float = 2.0) -> Decider:
     return decider
 
 
+def test_how_much_time_would_tell_is_said_in_the_option_that_gives_it() -> None:
+    def reason(blocks: int, time: Time | None = None, spread: int = 2) -> str:
+        decider = Decider(["eager", "b"], "eager", most_blocks=20)
+        for block in range(blocks):
+            decider.add({"eager": 100.0, "b": 101.0 + spread * (block % 3 - 1)})
+        found = conclude(arm(), arm("b"), None, quantity="wall", time=time)
+        found = conclude(arm("b"), arm(), decider, quantity="wall", time=time)
+        assert found.word == "ambiguous"
+        assert isinstance(found.more, int)
+        return found.reason
+
+    assert reason(4, Time(0.5, 0.5)).endswith(
+        "there was time for 4 blocks, and an interval takes 5; raise budget_s (now 0.5) to at least 0.63 s"
+    )
+    assert reason(4, Time(0.5, 2.0)).endswith("(now 0.5) to at least 2.5 s")  # what they took, where that was more
+    assert reason(4).endswith("takes 5")
+    more = conclude(arm("b"), arm(), _wavering(), quantity="wall").more
+    assert isinstance(more, int)
+    said = conclude(arm("b"), arm(), _wavering(), quantity="wall", time=Time(20, 18)).reason
+    told = re.search(r"more than 1%; raise budget_s \(now 20\) to about (\d+) s$", said)
+    assert told, said
+    wanted = 20 * (20 + more) / 20
+    assert wanted <= int(told[1]) < 1.1 * wanted + 1
+    said = conclude(arm("b"), arm(), _wavering(), quantity="wall", time=Time(3_000, 3_000)).reason
+    assert said.endswith("; it would take longer than budget_s can be (3600 s)")
+    with on_the_command_line():
+        assert "raise --budget (now 0.5)" in reason(4, Time(0.5, 0.5))
+
+
+def _wavering() -> Decider:
+    """Return what cannot tell, and could with some more blocks."""
+    decider = Decider(["eager", "b"], "eager", most_blocks=20)
+    for block in range(20):
+        decider.add({"eager": 100.0, "b": 102.0 + 6 * (block % 3 - 1)})
+    return decider
+
+
 def test_a_verdict_and_none() -> None:
     base, mine = arm(agreement=Agreement(equal=True)), arm("compile", agreement=Agreement(equal=True))
     decider = decided("compile")
@@ -284,7 +327,10 @@ def test_a_verdict_and_none() -> None:
     assert why(replace(mine, strayed="it ran as eager after a while")) == "it ran as eager after a while"
     differs = Agreement(equal=False, text="[0]: far")
     assert why(replace(mine, agreement=differs)) == "its outputs differ: [0]: far"
-    assert "draws random numbers" in why(replace(mine, agreement=differs), draws=True)
+    draws = why(replace(mine, agreement=differs), draws=True)
+    assert draws.endswith(
+        "draws random numbers, which modes may draw in another order: outputs='ignore' says not to compare them"
+    )
     assert "outputs of eager did not stay the same" in why(base=replace(base, agreement=differs))
     assert conclude(replace(mine, agreement=differs), base, decider, quantity="wall", compared=False).word == "slower"
     assert conclude(mine, base, None, quantity="wall").reason == "nothing was measured"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpu_timed import CudaGraph, Missing, compare
+from gpu_timed import CudaGraph, Missing, compare, current
 from gpu_timed.measure import outputs, seeds, steadiness
 from gpu_timed.measure.outputs import agreement, kept
 
@@ -181,6 +181,24 @@ def test_a_module_in_training_is_not() -> None:
     assert check(norm, x).why_not == ""
 
 
+_cache = torch.zeros(3)
+_count = 0
+
+
+def test_what_is_global_is_named_as_it_is_written() -> None:
+    def moves(x: Any) -> Any:
+        _cache.add_(1)
+        return x
+
+    def counts(x: Any) -> Any:
+        global _count  # noqa: PLW0603
+        _count += 1
+        return x
+
+    assert check(moves, torch.ones(3)).why_not.startswith("a call changes _cache in place")
+    assert check(counts, torch.ones(3)).why_not.startswith("a call changes host state (_count)")
+
+
 def test_writing_the_same_again_is_no_change() -> None:
     cache = torch.zeros(4, 3)
 
@@ -275,6 +293,36 @@ def test_a_graph_is_an_arm(graphs: Device) -> None:
     assert graph.agreement.equal  # type: ignore[union-attr]
     assert found.verdicts[0].word is not None
     assert graphs.replays > 20
+
+
+def test_first_calls_of_eager_are_known_where_a_graph_is_the_baseline(graphs: Device) -> None:
+    """They were made before the graph's, to see whether the function does the same every time."""
+    chance = [True]
+
+    def step(x: Any) -> Any:
+        if chance and chance.pop():
+            current.modes.cold("built something", 5)
+        return x * 2
+
+    modes = (CudaGraph(warmup=1), "eager")
+    found = compare(step, (torch.ones(2),), modes=modes, baseline="cuda_graph", budget_s=0.2, reset=lambda: None)
+    assert not found.refused
+    graph, eager = found.arms
+    assert [cause.what for cause in eager.cold.calls[0].causes] == ["built something"]
+    assert {call.ran for call in eager.cold.calls} == {"eager"}
+    assert "built something" not in str(graph.cold)
+
+
+def test_a_mode_that_must_run_and_cannot_names_the_function(graphs: Device) -> None:
+    held = [0]
+
+    def step(x: Any) -> Any:
+        held[0] += 1
+        return x
+
+    modes = ("eager", CudaGraph(warmup=1, strict=True))
+    arm = compare(step, (torch.ones(2),), modes=modes, budget_s=0.4, reset=lambda: None, outputs="ignore").arms[1]
+    assert arm.refused.startswith("ModeError: step cannot run as cuda_graph: changes host state"), arm.refused
 
 
 def test_state_that_a_graph_would_not_move_and_reset(graphs: Device) -> None:

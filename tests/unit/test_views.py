@@ -8,6 +8,7 @@ import io
 import json
 import re
 import statistics
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,13 @@ def test_a_verdict_is_a_sentence(word: Any, said: str) -> None:
     assert words.sentence(verdict).translate(PLAIN) == said
 
 
+def test_the_ratio_says_of_which_time_it_is() -> None:
+    held = believe.comparison(kernels=20)
+    device = dataclasses.replace(held, verdicts=(dataclasses.replace(held.verdicts[0], quantity="device"),))
+    hints = [next(row.hint for row in words.rows(one) if row.name == words.RATIO) for one in (held, device)]
+    assert [hint.partition(" ")[0] for hint in hints] == ["Wall", "Device"]
+
+
 def test_a_wide_interval_is_said_in_place_of_a_ratio() -> None:
     wide = Verdict(arm="compile", against="eager", word="slower", reason="", ratio=85.21, low=9.624, high=754.5)
     held = dataclasses.replace(believe.host_only(), baseline="eager", verdicts=(wide,))
@@ -124,7 +132,7 @@ def test_a_wide_interval_is_said_in_place_of_a_ratio() -> None:
     said = "compile is slower than eager: it takes 9.6 to 750 x eager's wall time (95 % interval: it is wide)."
     assert [one.translate(PLAIN) for one in words.headline(held)] == [said]
     assert "85.2" not in held.to_text()
-    assert next(row.cells for row in words.rows(held) if row.name == "time of baseline") == ("1", "9.6 to 750")
+    assert next(row.cells for row in words.rows(held) if row.name == words.RATIO) == ("1", "9.6 to 750")
     faster = dataclasses.replace(wide, word="faster", ratio=0.05, low=0.01, high=0.1)
     assert "as fast" not in words.sentence(faster)
 
@@ -159,7 +167,7 @@ def test_without_a_device_that_is_said_once_and_nothing_that_says_nothing() -> N
         assert "Device: between" not in text
         assert "kernel records" not in text
     assert {row.name for row in words.rows(held)}.isdisjoint({"launch", "device", "bound"})
-    assert words.swept_names(swept) == ("wall", "verdict", "time of baseline")
+    assert words.swept_names(swept) == ("wall", "verdict", "\N{MULTIPLICATION SIGN} baseline's time")
     assert words.swept_names(believe.swept((1,), kernels=20)) == words.SWEPT
     assert words.without_device(believe.comparison(kernels=20)) == ""
     assert words.TIMES in words.honesty(believe.comparison(kernels=20))
@@ -239,7 +247,7 @@ def test_outputs_of_another_shape_differ_by_nothing_that_could_be_said_and_have_
     verdict = dataclasses.replace(held.verdicts[0], word=None)
     rows = {row.name: row.cells for row in words.rows(dataclasses.replace(held, arms=arms, verdicts=(verdict,)))}
     assert rows["outputs"] == ("equal (by 0.002)", "differ")
-    assert rows["time of baseline"] == ("1", words.NONE)
+    assert rows[words.RATIO] == ("1", words.NONE)
 
 
 def test_the_busy_ratio_says_what_it_is_made_of_wherever_it_is_shown() -> None:
@@ -656,7 +664,7 @@ def test_the_table_of_a_sweep_can_be_stacked_on_a_small_screen() -> None:
     table_ = made[made.index('<table class="stacked">') :]
     table_ = table_[: table_.index("</table>")]
     names = re.findall(r'data-name="([^"]*)"', table_)
-    assert names[: len(words.SWEPT) + 2] == ["batch", "arm", *words.SWEPT]
+    assert [unescape(name) for name in names[: len(words.SWEPT) + 2]] == ["batch", "arm", *words.SWEPT]
     assert table_.count("<td ") == table_.count("<td")
     assert "content: attr(data-name)" in made
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gpu_timed.analysis.ratios import FEWEST, Interval, interval
-from gpu_timed.arms import WIDE, Word
+from gpu_timed.arms import WIDE, Word, counted
 
 LEVEL: Final = 0.95
 """How often all looks together are right about one arm."""
@@ -54,8 +54,10 @@ class Said(NamedTuple):
 def say(found: Interval | None, blocks: int, *, region: float = REGION) -> Said:
     """Return the word for an interval; *blocks* is how many there were, where there is none."""
     if found is None:
-        words = f"{blocks} of the {FEWEST} blocks that an interval takes" if blocks < FEWEST else "a time of 0 was read"
-        return Said("ambiguous", words, max(0, FEWEST - blocks) or None)
+        if blocks >= FEWEST:
+            return Said("ambiguous", "a time of 0 was read")
+        words = f"there was time for {counted(blocks, 'block')}, and an interval takes {FEWEST}"
+        return Said("ambiguous", words, FEWEST - blocks)
     edge = 1 + region
     shown = f"{_percent(found.low)} to {_percent(found.high)}"
     if found.low >= 1 / edge and found.high <= edge:
@@ -75,11 +77,11 @@ def say(found: Interval | None, blocks: int, *, region: float = REGION) -> Said:
         words = f"it differs by {shown}: it is not known whether that is more than {region:.0%}"
     else:
         words = f"it differs by {shown}: it is not known whether there is a difference of more than {region:.0%}"
-    if more > MOST_BLOCKS:
+    if found.blocks + more > MOST_BLOCKS:
         return Said("ambiguous", f"{words}; more time would hardly tell, in this noise")
     if found.half_width > _GUESSABLE or more >= _MOST_MORE * found.blocks:
         return Said("ambiguous", words)
-    return Said("ambiguous", f"{words}; about {more} more blocks would tell", more)
+    return Said("ambiguous", words, more)
 
 
 def looks(most_blocks: int) -> tuple[int, ...]:

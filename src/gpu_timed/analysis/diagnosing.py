@@ -216,8 +216,10 @@ def break_even(arm: Arm, baseline: Arm, verdict: Verdict) -> BreakEven:
     """Return after how many calls *arm* has paid for what it took once, beyond what the baseline took once."""
     mine, other = arm.cold.one_off_ns, baseline.cold.one_off_ns
     if isinstance(mine, Missing):
-        return BreakEven(arm=arm.name, calls=mine)
-    once = max(0, mine - (0 if isinstance(other, Missing) else other))
+        return BreakEven(arm=arm.name, calls=mine, extra_one_off_ns=mine)
+    if isinstance(other, Missing):
+        return BreakEven(arm=arm.name, calls=other, extra_one_off_ns=other)
+    once = max(0, mine - other)
     gain = typical(baseline).wall_ns - typical(arm).wall_ns
     if verdict.word == "slower":
         calls: Measured = Missing("slower", "it never pays: its warm calls are slower")
@@ -227,7 +229,7 @@ def break_even(arm: Arm, baseline: Arm, verdict: Verdict) -> BreakEven:
         calls = Missing("not_told", "it is faster on the device, and saves no wall time")
     else:
         calls = math.ceil(once / gain)
-    return BreakEven(arm=arm.name, calls=calls, one_off_ns=once, gain_ns=gain)
+    return BreakEven(arm=arm.name, calls=calls, extra_one_off_ns=once, gain_ns=gain)
 
 
 def same_kernels_as_graph(arm: Arm, arms: tuple[Arm, ...]) -> Arm | None:

@@ -22,6 +22,7 @@ from gpu_timed.arms import Comparison
 from gpu_timed.cli.selftest import watched
 from gpu_timed.comparison import compare
 from gpu_timed.errors import ConfigurationError
+from gpu_timed.option_names import on_the_command_line
 from gpu_timed.target_names import Target, parse_targets
 from gpu_timed.views import page, plots, table
 
@@ -43,7 +44,7 @@ class Asked:
         Raises:
             GpuTimedError: An option cannot be used.
         """
-        with watched(errors) as progress:
+        with watched(errors) as progress, on_the_command_line():
             found = compare(self.what, **self.options, progress=progress)
         if self.json == STDOUT:
             console.file.write(found.to_json(indent=2) + "\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpu_timed.analysis.concluding import conclude
+from gpu_timed.analysis.concluding import Time, conclude
 from gpu_timed.analysis.deciding import LEVEL, PRECISION, Decider
 from gpu_timed.analysis.diagnosing import break_even, diagnose, same_kernels_as_graph
 from gpu_timed.analysis.spread import unsteady
@@ -23,9 +22,10 @@ from gpu_timed.measure.interleaving import Course, Lane, describe, divide, run
 from gpu_timed.measure.states import States
 from gpu_timed.measure.steadiness import Steady, check
 from gpu_timed.measure.stopwatch import Stopwatch
-from gpu_timed.measure.surroundings import environment
+from gpu_timed.measure.surroundings import environment, held_memory
 from gpu_timed.measure.warming import warm_up
 from gpu_timed.mode_values import EAGER
+from gpu_timed.option_names import given
 from gpu_timed.peaks import DevicePeaks
 from gpu_timed.ports import WarmthSource
 from gpu_timed.record import NOT_SET, Measured, Missing
@@ -45,7 +45,6 @@ _SLOWED: Final = (
     "Kernels were recorded in this process before, by an earlier comparison: launches are slower since then, those of "
     "eager arms most. A new process gives the times that users see."
 )
-_NO_ARGUMENTS: Final = " (no arguments were given: args=, or --args-from on the command line, gives them)"
 _ALONE: Final = (
     "Wall: one call at a time, each waited for. Calls that are queued behind each other hide launching that these show."
 )
@@ -104,6 +103,7 @@ class Contest:
         self._chance = random.Random(plan.seed)  # noqa: S311 - the order of blocks
         self._steady: dict[int, Steady] = {}
         self._cold: dict[str, ColdPhase] = {}
+        self._as_written: dict[int, ColdPhase] = {}
         self._memory: dict[str, Measured] = {}
         self._agreed: dict[str, Agreement] = {}
         self._steps: dict[str, ProfiledSteps | Missing] = {}
@@ -151,6 +151,7 @@ class Contest:
                 quantity="device" if plan.by_device else "wall",
                 draws=steady is not None and steady.draws,
                 compared=plan.outputs,
+                time=Time(plan.budget_ns / 1e9, self._blocks_ns / 1e9),
             )
             for arm in others
         )
@@ -202,7 +203,7 @@ class Contest:
             except Exception as error:  # noqa: BLE001 - the arm says why, and the others go on
                 lane.failed = describe(error)
                 if isinstance(error, TypeError) and not any(self._plan.arguments):
-                    lane.failed += _NO_ARGUMENTS
+                    lane.failed += f" (no arguments were given: {given('args')} gives them)"
         try:
             if not self._base.failed and any(self._elsewhere(lane) for lane in self._running):
                 self._watch.whole_device = True
@@ -215,34 +216,41 @@ class Contest:
         contestant, plan = lane.contestant, self._plan
         if not self._is_as_written(lane) and (why_not := self._known(contestant).why_not):
             return why_not
-        before = _held_memory()
-        self._cold[lane.name] = self._warm(contestant)
-        after = _held_memory()
+        before = held_memory()
+        cold = self._cold[lane.name] = self._first_calls(lane)
+        after = held_memory()
         self._memory[lane.name] = (
             max(0, after - before) if isinstance(before, int) and isinstance(after, int) else after
         )
         self._watch.look()
         if why_not := self._known(contestant).why_not:
             return why_not
-        cold = self._cold[lane.name]
         if not cold.settled:
             self._notes.append(f"{lane.name}: {cold.reason}.")
         ran = contestant.ran
         if ran.mode == EAGER.name and contestant.mode not in (EAGER.name, "as_given"):
             return f"it ran as {ran.mode}: {ran.reason or 'nobody knows why'}"
         if plan.by_device and isinstance(device := self._time(contestant).device_ns, Missing):
-            return f"there is no device time to compare by ({device.detail or device.reason}): use by='wall'"
+            return (
+                f"there is no device time to compare by ({device.detail or device.reason}): use {given('by', 'wall')}"
+            )
         self._agree(lane)
         return ""
+
+    def _first_calls(self, lane: Lane) -> ColdPhase:
+        """Warm *lane* up. Of a function as it is written the first calls are made once, whichever arm was first."""
+        found = self._warm(lane.contestant)
+        if not self._is_as_written(lane):
+            return found
+        return self._as_written.setdefault(id(lane.contestant.function), found)
 
     def _known(self, contestant: Contestant) -> Steady:
         """Return whether the function of *contestant* does the same every time."""
         function, plan = contestant.function, self._plan
         found = self._steady.get(id(function))
         if found is None:
-            eager = Contestant("eager", function, None)
             if contestant.mode not in (EAGER.name, "as_given"):  # no arm has called it as it is written
-                self._warm(eager)
+                self._as_written[id(function)] = self._warm(Contestant("eager", function, EAGER))
             positional, named = plan.arguments
             found = check(
                 function,
@@ -390,10 +398,3 @@ class Contest:
             timeline=self._steps.get(lane.name, NOT_PROFILED),
             agreement=self._agreed.get(lane.name, NOT_SET),
         )
-
-
-def _held_memory() -> Measured:
-    if "torch" not in sys.modules:
-        return Missing("unsupported_runtime")
-    found: Measured = importlib.import_module("gpu_timed.measure.torch_memory").held()
-    return found

@@ -15,6 +15,11 @@ AS_GIVEN: Final = "as_given"
 """The mode of an arm that is a function of its own."""
 
 
+def name_of(function: Any) -> str:
+    """Return what *function* is called, or its class."""
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
 class Unsaid:
     """The *notes* of the process, but for one thing: how an arm did not run is left to the comparison.
 
@@ -63,7 +68,7 @@ class Contestant:
         self.call: Callable[..., Any] = function
         if mode is not None and notes is not None and not isinstance(mode, Eager):
             kind: type[Launcher] = Compiled if isinstance(mode, Compile) else Graphed
-            self._launcher = launcher = kind(function, Site(name), mode, notes)
+            self._launcher = launcher = kind(function, Site(name_of(function)), mode, notes)
             opened = self._opened
 
             def call(*arguments: Any, **named: Any) -> Any:

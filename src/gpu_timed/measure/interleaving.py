@@ -29,6 +29,7 @@ from gpu_timed.measure.turns import (
     settling,
     share_out,
 )
+from gpu_timed.option_names import called
 from gpu_timed.record import Missing
 
 _LONGEST: Final = 2
@@ -152,7 +153,7 @@ def run(
         if enough:
             return _words(decider)
         if now() >= until_ns:
-            return "the time given by budget_s= was up"
+            return f"the time given by {called('budget_s')} was up"
 
 
 def _words(decider: Decider) -> str:

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 from gpu_timed.arms import Agreement
 from gpu_timed.measure import outputs, seeds
 from gpu_timed.modes import host_places, host_state
+from gpu_timed.option_names import given
 
 MOST_BYTES: Final = 1 << 28
 """Of arrays that are copied, to see whether a call changes them: 256 MiB."""
-_REMEDY: Final = "give reset=, which puts it back before each call"
 Call = Callable[..., Any]
 
 
@@ -78,15 +78,16 @@ def check(
         agreement = outputs.agreement(expected, once(second), tolerance)
         draws = seeds.drawn_since(seed)
         moved = second.changed()
-    why_not = ""
+    why_not, resets = "", given("reset")
+    remedy = f"give {resets}, which puts it back before each call"
     if compared and not agreement.equal:
-        said = "though reset= was called before each" if reset is not None else _REMEDY
+        said = f"though {resets} was called before each" if reset is not None else remedy
         why_not = f"two calls from the same inputs differ: {agreement.text} ({said})"
     elif moved and reset is None:
-        why_not = f"a call changes {moved}, so that no two of them are alike ({_REMEDY})"
+        why_not = f"a call changes {moved}, so that no two of them are alike ({remedy})"
     note = ""
     if moved and reset is not None:
-        note = f"reset= is called before each call, outside of what is timed; a call changes {moved}."
+        note = f"{resets} is called before each call, outside of what is timed; a call changes {moved}."
     return Steady(why_not, expected, agreement, draws, note)
 
 
@@ -141,7 +142,7 @@ class _Watch:
                 return f"{name} in place"
         moved = self._snapshot.changed()
         if moved:
-            return f"host state ({moved})"
+            return f"host state ({moved.removeprefix('.')})"
         copied = {id(array) for _, array, _ in self._copies}
         for name, tensor in self.touched():
             if id(tensor) not in copied:
@@ -154,7 +155,7 @@ def _tensors(snapshot: host_state.Snapshot) -> list[tuple[str, Any]]:
     found: dict[int, tuple[str, Any]] = {}
     for name, _, key, was in snapshot.held:
         if type(was) is host_places.WasTensor:
-            shown = f"{name}.{key}" if isinstance(key, str) else name or "a tensor"
+            shown = f"{name}.{key}".removeprefix(".") if isinstance(key, str) else name or "a tensor"
             found.setdefault(id(was.tensor), (shown, was.tensor))
     return list(found.values())
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
+import sys
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -12,7 +14,7 @@ from gpu_timed.arms import Arm, Environment
 from gpu_timed.clocks import cuda_devices
 from gpu_timed.diagnosis.versions import installed_version
 from gpu_timed.measure.stopwatch import Stopwatch
-from gpu_timed.record import NOT_SET, Missing
+from gpu_timed.record import NOT_SET, Measured, Missing
 
 PACKAGES: Final = (
     "torch",
@@ -47,3 +49,11 @@ def environment(stopwatch: Stopwatch, arms: Sequence[Arm], host_load: float | Mi
         throttle=tuple(sorted({reason for held in reasons for reason in held})) if reasons else unread,
         host_load=host_load,
     )
+
+
+def held_memory() -> Measured:
+    """Return how many bytes of the device torch holds; Missing where it is not imported, or has no device."""
+    if "torch" not in sys.modules:
+        return Missing("unsupported_runtime")
+    found: Measured = importlib.import_module("gpu_timed.measure.torch_memory").held()
+    return found

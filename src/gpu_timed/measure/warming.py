@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gpu_timed.arms import ColdPhase, FirstCall
-from gpu_timed.measure.contestant import Arguments, Contestant
+from gpu_timed.measure.contestant import AS_GIVEN, Arguments, Contestant
 from gpu_timed.measure.stopwatch import Stopwatch
+from gpu_timed.mode_values import EAGER
 from gpu_timed.ports import Interval, WarmthSource
-from gpu_timed.record import NOT_SET, Cause, Measured, Warmth
+from gpu_timed.record import NOT_SET, Cause, Measured, Missing, Warmth
 
 QUIET: Final = 3
 """Calls in a row without a cause, launched in the same mode, after which an arm is warm."""
@@ -57,7 +58,12 @@ def warm_up(
         last = next((call.causes[0] for call in reversed(calls) if call.causes), None)
         what = f": {last.probe}: {last.what}" if last is not None else ""
         reason = f"after {len(calls)} calls something was still prepared anew in one of the last {QUIET}{what}"
-    return ColdPhase(calls=tuple(calls), one_off_ns=_one_off(calls), settled=settled, reason=reason)
+    once = _one_off(calls)
+    if contestant.mode not in (AS_GIVEN, EAGER.name) and contestant.ran.mode == EAGER.name:
+        once = Missing("not_run", f"it ran as {EAGER.name}: {contestant.ran.reason or 'nobody knows why'}")
+    elif once == 0 and not settled:  # held against calls that were not warm: it cannot be said that there was none
+        once = Missing("not_settled", reason)
+    return ColdPhase(calls=tuple(calls), one_off_ns=once, settled=settled, reason=reason)
 
 
 def _seen(warmth: WarmthSource | None, before: int, *, first: bool) -> tuple[Warmth, tuple[Cause, ...]]:

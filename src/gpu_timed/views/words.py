@@ -27,7 +27,8 @@ MEDIANS: Final = (
     "Ratios are of arms in the same block, so that what drifts falls out: they need not be those of the medians."
 )
 NO_DEVICE: Final = "No device time was measured ({}): times are the wall's, and what limits is not known."
-SWEPT: Final = ("wall", "busy", "busy ratio", "typical gap", "verdict", "time of baseline")
+RATIO: Final = f"{_TIMES} baseline's time"
+SWEPT: Final = ("wall", "busy", "busy ratio", "typical gap", "verdict", RATIO)
 """Rows that a sweep is shown by."""
 _ROUNDED: Final = 0.9995
 """Part of a unit from which on three digits make it a whole one."""
@@ -159,9 +160,10 @@ def rows(found: Comparison) -> Iterator[Row]:
             return NONE
         return _never(held.calls) if isinstance(held.calls, Missing) else f"{held.calls:,} calls"
 
+    quantity = "Device" if any(verdict.quantity == "device" for verdict in found.verdicts) else "Wall"
     yield from each("ran as", ran, "The mode that ran, where it is another than the one asked for.")
     yield from each("verdict", verdict)
-    yield from each("time of baseline", ratio, "Wall time as a part of the baseline's, with its interval.")
+    yield from each(RATIO, ratio, f"{quantity} time as a part of the baseline's, with its interval.")
     yield from each(
         "wall", lambda arm: middle(arm.samples, arm.samples.wall_ns), "From the call until the device had done it."
     )
@@ -184,7 +186,7 @@ def rows(found: Comparison) -> Iterator[Row]:
     yield from each("waited most for", profile(_most), "The operator being launched in most of the gap time.")
     yield from each("memory held", lambda arm: size(arm.memory_held_bytes), "Beyond what was held before.")
     yield from each("one-off", lambda arm: duration(arm.cold.one_off_ns), "Compiling, capturing, warming up.")
-    yield from each("pays after", pays, "Calls after which what it takes once is won back.")
+    yield from each("pays after", pays, "Calls after which what it takes once beyond the baseline is won back.")
     yield from each("outputs", agreement, "Beside the baseline's.")
     yield from each("samples", lambda arm: number(len(arm.samples)) if len(arm.samples) else NONE)
 
