@@ -265,7 +265,7 @@ class Capturing:
             with device.relaxed():
                 for index, pair in enumerate(zip(taken.tensors, fresh, strict=True)):
                     if index not in captured.changed_inputs and not values.is_same(*pair):
-                        return "it changes an argument by what is no operation of torch (declare mutates=)"
+                        return "it changes an argument by what is no operation of torch (declare CudaGraph(mutates=…))"
         if not self.compares:
             return ""
         first = taken.tensors[0]

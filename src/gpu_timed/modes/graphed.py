@@ -281,7 +281,7 @@ class Graphed(Launcher):
             return f"works on several devices: {', '.join(sorted(map(str, watch.devices)))}"
         moved = before.changed()
         if moved and self.mode.reset is None:
-            return f"changes host state, which a replay would not: {moved} (declare reset=)"
+            return f"changes host state, which a replay would not: {moved} (declare CudaGraph(reset=…))"
         leaves, spec = self._values.apart(result)
         for leaf in leaves:
             if self._values.is_tensor(leaf):
