@@ -172,7 +172,7 @@ class Ran(NamedTuple):
     """How a call was launched."""
 
     mode: str
-    """What ran."""
+    """What ran; empty where the mode was refused, and the call with it."""
     requested: str
     """What was asked for."""
     reason: str = ""

@@ -24,6 +24,7 @@ DEVICE_ERROR_HINT: Final = "may come from earlier work"
 _PROVEN: Final = 0.9
 """Share of the device time that must be proven work before the device is called the bound."""
 _UNKNOWN: Final = Verdict("unknown", NOT_SET, ())
+_REFUSED: Final = Missing("not_run", "the mode was refused, and the call with it")
 _NO_DEVICE: Final = Missing("no_device")
 _NOT_READ: Final = Sighting(NOT_SET, NOT_SET)
 
@@ -123,7 +124,7 @@ def read(
         concurrent=verdict.concurrent,
         first_call=span.index == 0,
         call_index=span.index,
-        mode=NOT_SET if ran is None else ran.mode,
+        mode=NOT_SET if ran is None else ran.mode or _REFUSED,
         mode_requested=NOT_SET if ran is None else ran.requested,
         mode_reason=_reasons(ran, mode_reason),
         graph_memory_bytes=NOT_SET if ran is None or ran.graph_memory_bytes is None else ran.graph_memory_bytes,

@@ -801,8 +801,12 @@ def test_strict_raises_and_says_why(graphs: Device) -> None:
         f(x())
     graphs.why = "no CUDA device"
     g = gpu_timed(name="g", mode=CudaGraph(strict=True))(lambda a: a)
-    with pytest.raises(ModeError, match="no CUDA device"):
-        g(x())
+    with capture() as records:
+        for refused in (g, f):
+            with pytest.raises(ModeError, match="no CUDA device"):
+                refused(x())
+    assert [(record.mode.reason, record.mode_requested) for record in records] == [("not_run", "cuda_graph")] * 2
+    assert all(record.mode_reason == "no CUDA device" and record.status == "error" for record in records)
 
 
 def test_an_exception_of_the_users_is_the_users_in_every_phase(graphs: Device) -> None:

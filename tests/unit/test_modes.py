@@ -515,7 +515,7 @@ def test_a_launcher_that_is_strict_raises_what_the_span_says_too(caplog: pytest.
     opened = types.SimpleNamespace(ran=None)
     with pytest.raises(ModeError, match="step cannot run as cuda_graph: why"):
         launcher.eagerly(opened, (), {}, "why")
-    assert opened.ran == Ran("eager", "cuda_graph", "why")
+    assert opened.ran == Ran("", "cuda_graph", "why")
     assert caplog.text == ""  # the error says it
     assert "mode_not_honoured" not in flush().counts  # nothing ran
     Noting(plain, site, CudaGraph(), current.modes).eagerly(opened, (), {}, "why")

@@ -138,11 +138,15 @@ class Launcher:
         Raises:
             ModeError: The mode is ``strict``.
         """
+        if self.mode.strict:
+            if opened is not None:
+                opened.ran = Ran("", self.asked.mode, why)
+            raise self._refusal(why)
         self.tell(opened, EAGER.name, why)
         return self.function(*arguments, **named)
 
     def tell(self, opened: Any, ran: str, why: str) -> None:
-        """Tell *opened* that *ran* is how the call was launched.
+        """Tell *opened* that *ran* is how the call was launched: it has run already.
 
         Raises:
             ModeError: The mode is ``strict``, and *ran* another.
@@ -157,4 +161,7 @@ class Launcher:
         if opened is not None:
             opened.ran = Ran(ran, asked.mode, why)
         if ran != asked.mode and self.mode.strict:
-            raise ModeError(f"{self.name} cannot run as {asked.mode}: {why}.")
+            raise self._refusal(why)
+
+    def _refusal(self, why: str) -> ModeError:
+        return ModeError(f"{self.name} cannot run as {self.asked.mode}: {why}.")
