@@ -252,9 +252,7 @@ def unmatched(rules: Iterable[Rule], names: Iterable[str]) -> tuple[str, ...]:
     """Return the patterns of *rules* that match none of *names*, those of the spans; nothing where there are none."""
     known = list(names)
     return tuple(
-        dict.fromkeys(
-            rule.match for rule in rules if known and not any(fnmatchcase(name, rule.match) for name in known)
-        )
+        dict.fromkeys(rule.match for rule in rules if known and not any(matches(rule.match, name) for name in known))
     )
 
 

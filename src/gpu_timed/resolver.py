@@ -32,6 +32,8 @@ _EARLY: Final = 1024
 _GRACE_S: Final = 0.1
 _SHARE_FOR_DEVICE: Final = 0.6
 """Of the time for ending: what may go into waiting for the device. The rest is for handing on."""
+_KNOWN: Final = 0
+"""The lane of spans whose records are there as they come: the identity of no stream."""
 _OVERFLOW: Final = Missing("overflow")
 _LOST: Final = Missing("lost")
 _PENDING: Final = Missing("pending")
@@ -283,7 +285,7 @@ class Resolver:
             else:
                 place = item.segments[-1].place if item.segments else None
                 known = item.found is not None  # such a one waits for no other on its stream
-                lane = self._lanes.setdefault(id(item) if known else id(place), deque())
+                lane = self._lanes.setdefault(_KNOWN if known else id(place), deque())
                 lane.append((next(self._numbers), item))
                 self._waiting += 1
                 if not known:

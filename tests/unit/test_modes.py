@@ -34,6 +34,7 @@ from gpu_timed.errors import ConfigurationError, MissingExtraError, NotCallableE
 from gpu_timed.mode_values import EAGER, MODES, Ran, Rule, matches, mode_of, parse_rules, unmatched
 from gpu_timed.modes import choice
 from gpu_timed.modes.launcher import Launcher
+from gpu_timed.record import Missing
 from gpu_timed.testing import FakeDevice, capture
 
 
@@ -476,6 +477,8 @@ def test_what_suspends_is_refused_where_it_is_decorated_and_says_so_where_it_is_
     with capture() as records, use_mode(CudaGraph(strict=True)), pytest.raises(ModeError, match="g cannot run as"):
         list(gpu_timed(name="g")(generator)())
     assert records[0].status == "error"
+    assert isinstance(records[0].mode, Missing)
+    assert (records[0].mode.reason, records[0].mode_requested) == ("not_run", "cuda_graph")
     assert seen == []
 
 

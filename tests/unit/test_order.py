@@ -8,6 +8,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gpu_timed import configure, flush, gpu_span, gpu_timed
+from gpu_timed.resolver import Resolver
 from gpu_timed.testing import FakeDevice, capture
 
 US = 1_000
@@ -77,6 +78,26 @@ def test_what_was_asked_for_keeps_its_place(device: FakeDevice) -> None:
         on_streams(device, "deferred", [1])
         device.run_dry()
     assert [record.name for record in records] == ["0", "1", "asked", "0"]
+
+
+def test_what_is_known_as_it_comes_is_looked_at_as_one(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand of them, each looked for among all, would take the interpreter from the program."""
+    lanes: list[int] = []
+    real = Resolver._look
+
+    def look(self: Any) -> None:
+        lanes.append(len(self._lanes))
+        real(self)
+
+    monkeypatch.setattr(Resolver, "_look", look)
+    with capture() as records:
+        for index in range(300):
+            with gpu_span(f"{index}", sync="deferred") as span:
+                device.launch(US)
+            device.run_dry()
+            span.wait(5)
+    assert [record.name for record in records] == [str(index) for index in range(300)]
+    assert max(lanes) == 1
 
 
 def test_what_was_asked_for_waits_for_no_other(device: FakeDevice) -> None:

@@ -155,6 +155,8 @@ class Switch:
         if isinstance(mode, Eager):
             why = ""
         elif mode.strict:
+            if opened is not None:
+                opened.ran = Ran("", mode.name, why)
             raise ModeError(f"{site.name} cannot run as {mode.name}: {why}.")
         else:
             self.note(site.name, mode.name, why)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any, Final
 
-from gpu_timed.errors import ModeError
 from gpu_timed.mode_values import Compile
 from gpu_timed.modes.launcher import INSIDE, Launcher, Notes, inside
 from gpu_timed.site import Site
@@ -66,7 +65,7 @@ class Compiled(Launcher):
                 raise
             why = self._fail(error)
             if self.mode.strict:
-                raise ModeError(f"{self.name} cannot run as {self.asked.mode}: {why}.") from error
+                raise self.refused(opened, why) from error
         finally:
             uncompiled, graphs = leaf.end(before)  # why, if it was
         if why:

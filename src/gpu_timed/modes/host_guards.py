@@ -74,6 +74,8 @@ class Guards:
         self._empty: list[Any] = []
         self._sized: list[Any] = []
         self._lengths: list[int] = []
+        self._ordered: list[Any] = []
+        self._orders: list[list[Any]] = []
         self._others: list[tuple[Any, Any, Any]] = []
         self._objects: list[Any] = []
         self._classes: list[Any] = []
@@ -129,6 +131,9 @@ class Guards:
             elif key is CODE:
                 self._functions.append(holder)
                 self._codes.append(was)
+            elif key is ORDER and type(holder) is dict and all(type(name) is str for name in was):
+                self._ordered.append(holder)
+                self._orders.append(list(was))
             elif was is GONE or key is LENGTH or _is_asked_alone(key):
                 self._others.append((holder, key, was))
             elif key is not ITSELF:
@@ -169,6 +174,8 @@ class Guards:
                         return True
                     writes.well()
             if self._sized and list(map(len, self._sized)) != self._lengths:
+                return True
+            if self._ordered and list(map(list, self._ordered)) != self._orders:
                 return True
             if not all(map(operator.is_, map(type, self._objects), self._classes)):
                 return True

@@ -139,9 +139,7 @@ class Launcher:
             ModeError: The mode is ``strict``.
         """
         if self.mode.strict:
-            if opened is not None:
-                opened.ran = Ran("", self.asked.mode, why)
-            raise self._refusal(why)
+            raise self.refused(opened, why)
         self.tell(opened, EAGER.name, why)
         return self.function(*arguments, **named)
 
@@ -162,6 +160,12 @@ class Launcher:
             opened.ran = Ran(ran, asked.mode, why)
         if ran != asked.mode and self.mode.strict:
             raise self._refusal(why)
+
+    def refused(self, opened: Any, why: str) -> ModeError:
+        """Tell *opened* that nothing ran, and return what says so to the caller."""
+        if opened is not None:
+            opened.ran = Ran("", self.asked.mode, why)
+        return self._refusal(why)
 
     def _refusal(self, why: str) -> ModeError:
         return ModeError(f"{self.name} cannot run as {self.asked.mode}: {why}.")
