@@ -179,7 +179,10 @@ DEEP = """
 @pytest.mark.parametrize("wait", ["wait", "lambda: Then.apply(ones(), wait).sum().backward()"])
 def test_a_backward_compiled_on_autograds_thread_belongs_to_who_waits_for_it(wait: str) -> None:
     """Another call that is open meanwhile stays warm, even if it waits in a backward of its own."""
-    (calls,) = run(f"{DEEP}\n    beside({wait})")
+    # Autograd's own threads still put objects away when the process ends, and Python ending them there aborts it
+    # (torch 2.13 alone does so too, now and then, on a busy machine). It is not what is asked here.
+    leave = "sys.stdout.flush(); __import__('os')._exit(0)"
+    (calls,) = run(f"{DEEP}\n    beside({wait})\n    {leave}")
     assert [(call["name"], call["warmth"]) for call in calls] == [("other", "warm"), ("train", "cold")]
     assert "backward [0/0] compiled" in [cause[1] for cause in calls[1]["causes"]]
 
