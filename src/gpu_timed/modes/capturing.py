@@ -43,8 +43,9 @@ class Captured:
         self.spec: Any = None
         #: Whether arguments share memory, so that a change of one, which is of a copy, would be one of another.
         self.shares: Callable[[Any], bool] | None = None
-        #: What is to be as it was, and whether that is to be known before a replay: it changes what outlives the call.
-        #: Else it is looked at while the device works, and nobody gets to see what a stale replay gave.
+        #: What is to be as it was, and whether that is to be known before a replay: it changes what outlives the call,
+        #: or might stop the device. Else it is looked at while that works, and nobody gets to see what a stale replay
+        #: gave.
         self.guards = host_guards.Guards([])
         self.guards_first = True
         #: Whether it is to be known before a replay that what it reads is where it was, since nobody holds it.
@@ -183,7 +184,10 @@ class Capturing:
             made.spec, made.together = spec, values.together(spec, graph.outputs)
             made.guards = snapshot.guards(made.keep, values.are_at, values.are_as_now, values.writes)
             made.shares = self._shares(watch, taken, snapshot.tensors)
-            made.guards_first = bool(watch.changed or draws or watch.streams) or not self.sees_all
+            made.guards_first = (
+                bool(watch.changed or draws or watch.streams or watch.may_stop or snapshot.launches)
+                or not self.sees_all
+            )
             if not made.guards_first:
                 held = values.memory_behind(filter(self._device.holds, made.guards.tensors), MOST_HELD)
                 made.memory_first, made.held = held is None, held or []
@@ -243,10 +247,14 @@ class Capturing:
         """Whether all that a call may change is known: what compiled code and other kernels change is not seen."""
         return self.mode.mutates is None and not self._device.compile_in_use()
 
-    @property
-    def compares(self) -> bool:
-        """Whether a replay can be undone. What compiled code changes is not seen, and must not be changed twice."""
-        return self.mode.mutates is not None or not self._device.compile_in_use()
+    def not_compared(self, watch: Any) -> str:
+        """Return why no replay of a call that was watched is made but those that are asked for; or nothing.
+
+        What compiled code changes is not seen, and must not be changed twice.
+        """
+        if watch.talks:
+            return "it exchanges data with other ranks"
+        return "torch.compile is in use" if self.mode.mutates is None and self._device.compile_in_use() else ""
 
     def compare(  # noqa: PLR0917 - all that is known of the call
         self, captured: Captured, fresh: list[Any], watch: Any, taken: Any, gave: list[Any], drawn: Any
@@ -266,7 +274,7 @@ class Capturing:
                 for index, pair in enumerate(zip(taken.tensors, fresh, strict=True)):
                     if index not in captured.changed_inputs and not values.is_same(*pair):
                         return "it changes an argument by what is no operation of torch (declare CudaGraph(mutates=…))"
-        if not self.compares:
+        if self.not_compared(watch):
             return ""
         first = taken.tensors[0]
         expected = [leaf.clone() if values.is_tensor(leaf) else leaf for leaf in gave]

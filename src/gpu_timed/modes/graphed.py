@@ -339,8 +339,8 @@ class Graphed(Launcher):
         known.captured = captured
         self.asked = self.asked._replace(graph_memory_bytes=self._device.held())
         what = f"captured ({captured.graph.nbytes / (1 << 20):.1f} MiB) and " if new else ""
-        compared = "compared with this run" if capturing.compares else "not compared: torch.compile is in use"
-        self._cold(opened, f"{what}{compared}", began)
+        compared = capturing.not_compared(watch)
+        self._cold(opened, f"{what}{f'not compared: {compared}' if compared else 'compared with this run'}", began)
         return result
 
     def _drawn(self, watch: Any, before: Any, after: Any) -> tuple[Any, Any] | None:

@@ -80,6 +80,8 @@ _NO_STATE: Final = frozenset(
 """What every module of torch has and none looks at when it is called forward: its hooks are counted where they are."""
 _AROUND: Final = frozenset({types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items())})
 """What shows a dict that is elsewhere."""
+_KERNELS: Final = frozenset({"triton", "numba", "cupy", "cuda", "pycuda", "warp", "tilelang", "nanobind"})
+"""Libraries that launch kernels of their own, of which torch's dispatcher sees nothing; and what wraps such in C++."""
 _CALLED: Final = (types.FunctionType, staticmethod, classmethod, property)
 
 
@@ -98,6 +100,8 @@ class Snapshot:
         self.held: list[tuple[str, Any, Any, Any]] = []
         #: Why not all that the function can reach is in here, or nothing.
         self.too_much = ""
+        #: Whether it can come to what launches kernels that torch does not see: of other libraries, or in C.
+        self.launches = False
         self._places: set[tuple[int, Any]] = set()
         self._seen: set[int] = set()
         self._keep: list[Any] = []
@@ -189,6 +193,7 @@ class Snapshot:
         elif isinstance(value, type):
             self._reach.classes(value)
         elif isinstance(value, types.ModuleType):
+            self.launches = self.launches or _root(value.__name__) in _KERNELS
             self._reach.open(name, value)
         else:
             self._todo.append((name, value))
@@ -205,6 +210,7 @@ class Snapshot:
         self._seen.add(id(value))
         self._keep.append(value)
         kind = type(value)
+        self.launches = self.launches or _launches(value)
         if issubclass(kind, (dict, list, tuple, set, frozenset, deque)):  # and not what only says that it is one
             self._parts(name, value)
         elif kind in _AROUND:
@@ -212,7 +218,7 @@ class Snapshot:
         elif is_array(value):
             self._place(name, value, CONTENTS)
         self._reach.look(value)  # it may stand around a function
-        if kind.__module__.partition(".")[0] not in _OPEN and is_closed(kind.__module__):
+        if _root(kind.__module__) not in _OPEN and is_closed(kind.__module__):
             return
         self._reach.classes(kind)
         self._attributes(name, value)
@@ -295,6 +301,18 @@ def _weakly(holder: Any, key: Any) -> tuple[Any, Any]:
         return weakref.ref(holder), Behind(key)
     except TypeError:
         return holder, key  # what cannot be known weakly is kept alive anyway
+
+
+def _root(module: Any) -> str:
+    return module.partition(".")[0] if isinstance(module, str) else ""
+
+
+def _launches(value: Any) -> bool:
+    """Return whether *value* may launch kernels by itself: of one of those libraries, or a function of another in C."""
+    if isinstance(value, types.BuiltinFunctionType):
+        module = value.__module__
+        return isinstance(module, str) and not is_closed(module)
+    return _root(type(value).__module__) in _KERNELS
 
 
 def _is_module(inside: dict[str, Any]) -> bool:

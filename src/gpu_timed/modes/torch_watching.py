@@ -5,7 +5,7 @@ Seen are operations of torch. What kernels of Triton, Numba or CuPy change is no
 
 Private, versions seen 2.6 to 2.13: ``torch.utils._python_dispatch.TorchDispatchMode`` with its ``_should_skip_dynamo``,
 ``is_infra_mode`` and ``ignore_compile_internals``; ``OpOverload._schema``, its ``is_mutable`` and
-``alias_info.is_write``; ``OpOverload.tags``; ``UntypedStorage._cdata``.
+``alias_info.is_write``; ``OpOverload.tags`` and ``namespace``; ``UntypedStorage._cdata``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,19 @@ _READS: Final = frozenset(
     }
 )
 """Operations whose result, or its size, the host has to wait for."""
+_INDICES: Final = frozenset({torch.int32, torch.int64})
+_ASSERTS: Final = frozenset(
+    {
+        *("aten::_assert_async", "aten::_functional_assert_async", "aten::binary_cross_entropy"),
+        *("aten::masked_scatter", "aten::masked_scatter_"),
+    }
+)
+"""Operations that stop the device for what is in a tensor that is no index."""
+_COPIES: Final = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone", "aten::cat", "aten::stack"})
+_OF_TORCH: Final = frozenset({"aten", "prims", "prim"})
+_BETWEEN_RANKS: Final = frozenset(
+    {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem"}
+)
 _DYNAMO: Final = "torch._dynamo"
 
 
@@ -54,6 +67,11 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         self._stream = where() if where is not None else 0
         #: Whether it works on more than one stream, and whether it may draw random numbers.
         self.streams = self.draws = False
+        #: Whether the device may stop, for the whole process, if it is run on other tensors than the function has now:
+        #: an index is beyond what was a smaller table (embeddings, gathers). Of operations that are not torch's, too.
+        self.may_stop = False
+        #: Whether it exchanges data with other ranks: who runs it once more than they do hangs, or gets another's data.
+        self.talks = False
         self._left = most_bytes or 0
         self._saves = most_bytes is not None
         #: Content of what it changes, before: by storage.
@@ -105,6 +123,8 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         if not self.draws and torch.Tag.nondeterministic_seeded in func.tags:
             self.draws = not _without_dropout(schema, args, kwargs)
         taken = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        self.talks = self.talks or func.namespace in _BETWEEN_RANKS
+        self.may_stop = self.may_stop or _may_stop(func, taken)
         for one in taken:
             key = one.untyped_storage()._cdata  # noqa: SLF001 - the storage itself, whatever its address
             if key not in self._born:
@@ -157,6 +177,19 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
             self.devices.add(one.device)
             if not self._holds(one):
                 self.blocked = f"{name} works on a tensor on {one.device}, {_line()}"
+
+
+def _may_stop(func: Any, taken: list[Any]) -> bool:
+    """Return whether *func* may check on the device what is in *taken*, which ends the process's use of it if it fails.
+
+    Which of torch's operations do is not said by any of their properties. Those that work element by element do not.
+    """
+    schema = func._schema  # noqa: SLF001
+    if func.namespace not in _OF_TORCH or schema.name in _ASSERTS:
+        return True
+    if torch.Tag.pointwise in func.tags or schema.name in _COPIES or not any(one.dtype in _INDICES for one in taken):
+        return False
+    return schema.is_mutable or not any(given.alias_info for given in schema.returns)  # it is no view
 
 
 def _without_dropout(schema: Any, args: Any, kwargs: Any) -> bool:

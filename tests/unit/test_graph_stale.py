@@ -1,0 +1,217 @@
+"""What a replay that should not have been does: stop the device for good, or another rank wait for ever."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gpu_timed import CudaGraph, gpu_timed
+from gpu_timed.testing import capture
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+import torch.distributed._functional_collectives as functions_of_dist  # noqa: E402
+from make_believe_graphs import Device  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+
+from gpu_timed.modes import host_reach, torch_graphs  # noqa: E402
+from gpu_timed.modes.torch_watching import Watch  # noqa: E402
+
+GRAPH = CudaGraph(warmup=1)
+functional = torch.nn.functional
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Device:
+    device = Device()
+    monkeypatch.setattr(torch_graphs, "Device", lambda *_: device)
+    return device
+
+
+class Table:
+    """Rows that are looked up by their numbers."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = torch.arange(3.0 * rows).reshape(rows, 3)
+
+
+LOOKUPS: dict[str, Callable[[Any, Any], Any]] = {
+    "embedding": lambda rows, ids: functional.embedding(ids, rows),
+    "embedding_bag": lambda rows, ids: functional.embedding_bag(ids[None], rows),
+    "index": lambda rows, ids: rows[ids],
+    "index of int32": lambda rows, ids: rows[ids.int()],
+    "index_select": lambda rows, ids: rows.index_select(0, ids),
+    "gather": lambda rows, ids: rows.gather(0, ids[:, None]),
+    "take": torch.take,
+    "computed": lambda rows, ids: rows[(ids.float() * 1.0).long()],
+    "of what is cast": lambda rows, ids: rows.half()[ids],
+}
+
+
+@pytest.mark.parametrize("lookup", LOOKUPS)
+@pytest.mark.parametrize("how", ["bound", "moved"])
+def test_no_index_is_looked_up_in_a_table_that_was(graphs: Device, lookup: str, how: str) -> None:
+    """On a device that is an assertion, after which the process can use it no more: a larger vocabulary, say."""
+    table = Table(4)
+    f = gpu_timed(name="f", mode=GRAPH)(lambda ids: LOOKUPS[lookup](table.rows, ids))
+    for _ in range(4):
+        f(torch.tensor([0, 3]))
+    before = graphs.replays
+    if how == "bound":
+        table.rows = Table(9).rows
+    else:
+        table.rows.data = Table(9).rows
+    with capture() as records:
+        found = f(torch.tensor([8, 3]))
+    assert torch.equal(found, LOOKUPS[lookup](table.rows, torch.tensor([8, 3])))
+    assert records[0].mode_reason == "captured (1.0 MiB) and compared with this run"
+    assert graphs.replays - before == 1  # the one that was compared
+
+
+@torch.library.custom_op("gpu_timed_tests::doubled", mutates_args=())
+def doubled(a: torch.Tensor) -> torch.Tensor:
+    return a * 2
+
+
+IDS = torch.tensor([0, 1])
+HALVES = torch.tensor([0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("call", "stops"),
+    [
+        (lambda: doubled(HALVES), True),
+        (lambda: torch._assert_async(HALVES[0]), True),
+        (lambda: functional.binary_cross_entropy(HALVES, HALVES), True),
+        (lambda: HALVES.masked_scatter(HALVES > 0, HALVES), True),
+        (lambda: functional.nll_loss(HALVES[None], IDS[:1]), True),
+        (lambda: functional.one_hot(IDS, 2), True),
+        (lambda: HALVES.scatter(0, IDS, HALVES), True),
+        (lambda: torch.where(HALVES > 0, HALVES, HALVES.exp()), False),
+        (lambda: (IDS * 2 + 1)[None].view(-1).float() * HALVES, False),
+        (lambda: HALVES @ HALVES, False),
+        (lambda: functional.layer_norm(HALVES, (2,)).argmax().float(), False),
+        (lambda: functional.scaled_dot_product_attention(*[torch.ones(1, 2, 4)] * 3, torch.ones(2, 2).bool()), False),
+    ],
+)
+def test_what_may_stop_a_device(call: Callable[[], Any], stops: bool) -> None:
+    with Watch(lambda _: True) as watch:
+        call()
+    assert watch.may_stop == stops
+
+
+def from_library(name: str) -> Any:
+    """Return what stands for a kernel of that library: callable, and does something."""
+    kind = type("Kernel", (), {"__module__": name, "__call__": lambda _, a: a * 2})
+    return kind()
+
+
+def module(name: str) -> Any:
+    made = types.ModuleType(name)
+    made.work = lambda a: a * 2  # type: ignore[attr-defined]
+    return made
+
+
+class Holder:
+    """An object with a kernel in it."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def step(self, a: Any) -> Any:
+        return self.kernel(a) * weight
+
+
+weight = torch.ones(2)
+kernel: Any = None
+library: Any = None
+
+
+def by_global(a: Any) -> Any:
+    return kernel(a) * weight
+
+
+def by_module(a: Any) -> Any:
+    return library.work(a) * weight
+
+
+def by_root(a: Any) -> Any:
+    return a * (math.sqrt(4.0) * weight)
+
+
+@pytest.mark.parametrize(
+    ("where", "first"),
+    [
+        ("triton.runtime.jit", True),
+        ("numba.cuda.dispatcher", True),
+        ("cupy._core.raw", True),
+        ("my_own.kernels", False),
+        ("an object's", True),
+        ("a module", True),
+        ("a module of one's own", False),
+        ("in C", True),
+        ("in C, of the standard library", False),
+    ],
+)
+def test_before_kernels_that_torch_does_not_see_all_is_asked(
+    graphs: Device, monkeypatch: pytest.MonkeyPatch, where: str, first: bool
+) -> None:
+    """What they read, and what they check, nobody knows: none of them is launched on what was."""
+    here = globals()
+    monkeypatch.setitem(here, "weight", torch.ones(2))
+    if where == "an object's":
+        function = Holder(from_library("triton.runtime.jit")).step
+    elif where.startswith("a module"):
+        monkeypatch.setitem(here, "library", module("my_own" if "own" in where else "cupy"))
+        function = by_module
+    elif where.startswith("in C"):
+        if where == "in C":
+            monkeypatch.setattr(host_reach, "_CLOSED", host_reach._CLOSED - {"math"})
+        function = by_root
+    else:
+        monkeypatch.setitem(here, "kernel", from_library(where))
+        function = by_global
+    f = gpu_timed(function, name="f", mode=GRAPH)
+    for _ in range(4):
+        f(torch.ones(2))
+    before = graphs.replays
+    monkeypatch.setitem(here, "weight", torch.full((2,), 3.0))
+    assert f(torch.ones(2)).tolist() == [6.0, 6.0]
+    assert graphs.replays - before == (1 if first else 2)  # the one that was compared; and one thrown away
+
+
+@pytest.fixture
+def ranks() -> Iterator[None]:
+    """A group of two ranks, of which the other is make-believe and adds nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["in place", "functional"])
+def test_what_ranks_exchange_is_exchanged_as_often_as_it_is_called(graphs: Device, ranks: None, how: str) -> None:
+    """One rank that tries a replay out beside its call is one exchange ahead of the others."""
+    factor = [2.0]
+
+    @gpu_timed(name="f", mode=CudaGraph(warmup=1, audit_every=2))
+    def f(a: Any) -> Any:
+        a = a * factor[0]
+        if how == "in place":
+            dist.all_reduce(a)
+            return a
+        return functions_of_dist.all_reduce(a, "sum", dist.group.WORLD) * 1
+
+    with capture() as records:
+        for call in range(8):
+            if call == 5:
+                factor[0] = 3.0
+            before = graphs.replays
+            assert f(torch.ones(2)).tolist() == [factor[0]] * 2
+            assert graphs.replays - before == int(call not in {0, 1, 3, 5, 7}), call
+    whys = [record.mode_reason for record in records if record.mode_reason]
+    told = "not compared: it exchanges data with other ranks"
+    assert whys[1:] == [f"captured (1.0 MiB) and {told}", told] * 2
