@@ -28,6 +28,8 @@ class Recorder(Watch):
         if func._schema.name == "aten::_local_scalar_dense":
             raise RuntimeError("operation not permitted when stream is capturing")
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if result is NotImplemented:
+            return result
         self.ops.append((func, args, kwargs or {}, result))
         return result
 

@@ -5,7 +5,8 @@ Seen are operations of torch. What kernels of Triton, Numba or CuPy change is no
 
 Private, versions seen 2.6 to 2.13: ``torch.utils._python_dispatch.TorchDispatchMode`` with its ``_should_skip_dynamo``,
 ``is_infra_mode`` and ``ignore_compile_internals``; ``OpOverload._schema``, its ``is_mutable`` and
-``alias_info.is_write``; ``OpOverload.tags`` and ``namespace``; ``UntypedStorage._cdata``.
+``alias_info.is_write``; ``OpOverload.tags`` and ``namespace``; ``UntypedStorage._cdata``;
+``torch._C._disabled_torch_dispatch_impl``, which a class has whose tensors are as any other.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ _BETWEEN_RANKS: Final = frozenset(
     {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem"}
 )
 _DYNAMO: Final = "torch._dynamo"
+_NO_WORK: Final = "torch._subclasses."
+"""Where the classes of tensors are that only say what a result would look like: nothing is done for them anywhere."""
 
 
 class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by mypy
@@ -105,6 +108,10 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at *func*, and run it."""
         kwargs = kwargs or {}
+        if types and any(map(_is_made_of_others, types)):
+            if any(kind.__module__.startswith(_NO_WORK) for kind in types):
+                return func(*args, **kwargs)
+            return NotImplemented  # its class takes it apart, and what it does with the parts comes here
         try:
             self._before(func, args, kwargs)
         except Exception as error:  # noqa: BLE001 - the operation is the user's: it goes on
@@ -177,6 +184,12 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
             self.devices.add(one.device)
             if not self._holds(one):
                 self.blocked = f"{name} works on a tensor on {one.device}, {_line()}"
+
+
+def _is_made_of_others(kind: type) -> bool:
+    """Return whether tensors of this class have no memory of their own: distributed, quantised, jagged ones, say."""
+    dispatch = getattr(kind, "__torch_dispatch__", None)
+    return dispatch is not None and dispatch is not torch._C._disabled_torch_dispatch_impl  # noqa: SLF001
 
 
 def _may_stop(func: Any, taken: list[Any]) -> bool:
