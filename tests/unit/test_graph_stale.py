@@ -192,10 +192,19 @@ def ranks() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("how", ["in place", "functional"])
+@torch.library.custom_op("gpu_timed_tests::reduced", mutates_args=())
+def reduced(a: torch.Tensor) -> torch.Tensor:
+    found = a.clone()
+    dist.all_reduce(found)
+    return found
+
+
+@pytest.mark.parametrize("how", ["in place", "functional", "an operation of one's own"])
 def test_what_ranks_exchange_is_exchanged_as_often_as_it_is_called(graphs: Device, ranks: None, how: str) -> None:
     """One rank that tries a replay out beside its call is one exchange ahead of the others."""
     factor = [2.0]
+    with Watch(lambda _: True):
+        reduced(torch.ones(2))  # torch keeps in it how it is called
 
     @gpu_timed(name="f", mode=CudaGraph(warmup=1, audit_every=2))
     def f(a: Any) -> Any:
@@ -203,6 +212,8 @@ def test_what_ranks_exchange_is_exchanged_as_often_as_it_is_called(graphs: Devic
         if how == "in place":
             dist.all_reduce(a)
             return a
+        if how.startswith("an operation"):
+            return reduced(a)
         return functions_of_dist.all_reduce(a, "sum", dist.group.WORLD) * 1
 
     with capture() as records:
@@ -214,4 +225,16 @@ def test_what_ranks_exchange_is_exchanged_as_often_as_it_is_called(graphs: Devic
             assert graphs.replays - before == int(call not in {0, 1, 3, 5, 7}), call
     whys = [record.mode_reason for record in records if record.mode_reason]
     told = "not compared: it exchanges data with other ranks"
+    if how.startswith("an operation"):
+        told = "not compared: gpu_timed_tests::reduced may exchange data with other ranks"
     assert whys[1:] == [f"captured (1.0 MiB) and {told}", told] * 2
+
+
+def test_where_there_are_no_other_ranks_all_is_compared(graphs: Device) -> None:
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a: doubled(a) + 1)
+    with Watch(lambda _: True):
+        doubled(torch.ones(2))
+    with capture() as records:
+        for _ in range(3):
+            f(torch.ones(2))
+    assert records[1].mode_reason == "captured (1.0 MiB) and compared with this run"

@@ -253,7 +253,7 @@ class Capturing:
         What compiled code changes is not seen, and must not be changed twice.
         """
         if watch.talks:
-            return "it exchanges data with other ranks"
+            return str(watch.talks)
         return "torch.compile is in use" if self.mode.mutates is None and self._device.compile_in_use() else ""
 
     def compare(  # noqa: PLR0917 - all that is known of the call

@@ -73,8 +73,9 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         #: Whether the device may stop, for the whole process, if it is run on other tensors than the function has now:
         #: an index is beyond what was a smaller table (embeddings, gathers). Of operations that are not torch's, too.
         self.may_stop = False
-        #: Whether it exchanges data with other ranks: who runs it once more than they do hangs, or gets another's data.
-        self.talks = False
+        #: That it exchanges data with other ranks, or may: who runs it once more than they do hangs, or gets another's
+        #: data. Empty if it does not.
+        self.talks = ""
         self._left = most_bytes or 0
         self._saves = most_bytes is not None
         #: Content of what it changes, before: by storage.
@@ -130,7 +131,10 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         if not self.draws and torch.Tag.nondeterministic_seeded in func.tags:
             self.draws = not _without_dropout(schema, args, kwargs)
         taken = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        self.talks = self.talks or func.namespace in _BETWEEN_RANKS
+        if func.namespace in _BETWEEN_RANKS:
+            self.talks = "it exchanges data with other ranks"
+        elif func.namespace not in _OF_TORCH and not self.talks and _has_ranks():  # what such an operation does inside
+            self.talks = f"{schema.name} may exchange data with other ranks"  # is not seen: vLLM's all_reduce, say
         self.may_stop = self.may_stop or _may_stop(func, taken)
         for one in taken:
             key = one.untyped_storage()._cdata  # noqa: SLF001 - the storage itself, whatever its address
@@ -184,6 +188,12 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
             self.devices.add(one.device)
             if not self._holds(one):
                 self.blocked = f"{name} works on a tensor on {one.device}, {_line()}"
+
+
+def _has_ranks() -> bool:
+    """Return whether this process is one of several that exchange data by torch."""
+    found: Any = sys.modules.get("torch.distributed")
+    return found is not None and found.is_available() and found.is_initialized() and found.get_world_size() > 1
 
 
 def _is_made_of_others(kind: type) -> bool:
