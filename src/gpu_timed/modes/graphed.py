@@ -21,7 +21,7 @@ from typing import Any, Final
 from gpu_timed.mode_values import EAGER, CudaGraph, Ran
 from gpu_timed.modes import host_state
 from gpu_timed.modes.capturing import CHANGES, STALE, Captured, Capturing, Launched, is_as_said, said
-from gpu_timed.modes.launcher import INSIDE, Launcher, Notes, Passing, inside
+from gpu_timed.modes.launcher import INSIDE, ForNow, Launcher, Notes, Passing, inside
 from gpu_timed.modes.signature import PLAIN, Signature
 from gpu_timed.site import Site
 
@@ -77,7 +77,7 @@ class Graphed(Launcher):
         except Exception as error:  # noqa: BLE001 - rule 1
             self.notes.fault("mode", error)
             why, known = _text("gpu_timed could not look at the arguments", error), None
-        if why == INSIDE:  # its calls outside of that are replays as asked for: nothing to raise, were it strict
+        if isinstance(why, ForNow):  # its calls outside of that are replays as asked for
             return self._for_now(opened, arguments, named, why)
         if why or known is None:
             return self.eagerly(opened, arguments, named, why)
@@ -122,7 +122,7 @@ class Graphed(Launcher):
         device = self._device or self._make()
         if device is None:
             return self._given_up, None, None
-        why = device.refusal()
+        why = device.refusal() or self._values.around()
         if why:
             return why, None, None
         if inside.depth:

@@ -20,7 +20,15 @@ inside: Final = _Inside()
 """How many calls this thread is in that are being watched or captured for a CUDA Graph."""
 LONGEST_S: Final = 0.1
 """How long a capture, and a wait for a whole device, make way for one another."""
-INSIDE: Final = "inside the CUDA Graph of another site"
+
+
+class ForNow(str):
+    """Why a call runs as it is though its mode is to be honoured: nothing to raise or to log, were it strict."""
+
+    __slots__ = ()
+
+
+INSIDE: Final = ForNow("inside the CUDA Graph of another site")
 
 
 class Passing(Exception):  # noqa: N818 - a cause, not a fault

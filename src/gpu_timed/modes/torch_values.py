@@ -1,7 +1,8 @@
 """What a call takes and gives, taken apart: the signature that one graph is for, and the tensors in it.
 
 A signature is: of each tensor its shape, strides, dtype, device, and whether it requires grad; of modules and other
-objects their identity; of everything plain its value; how they are nested; and grad mode, inference mode, autocast.
+objects their identity; of everything plain its value; how they are nested; and grad mode, inference mode, autocast,
+and the device that tensors are made on.
 
 Private, versions seen 2.6 to 2.13: ``torch._C._dynamo.guards.TensorGuards``, which compares types, shapes, strides,
 dtypes, devices and dispatch keys of tensors with others' in one call; ``torch._C._set_grad_enabled``.
@@ -18,8 +19,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
+from torch.autograd import forward_ad
 
 from gpu_timed.modes.host_places import has_attributes
+from gpu_timed.modes.torch_around import around as around  # noqa: PLC0414
+from gpu_timed.modes.torch_around import count_functions, count_modes, devices, modes_of_functions
 from gpu_timed.modes.torch_memory import Shares as Shares  # noqa: PLC0414 - asked for here, with all else of values
 from gpu_timed.modes.torch_memory import memory_behind as memory_behind  # noqa: PLC0414
 from gpu_timed.modes.torch_memory import overlaps as overlaps  # noqa: PLC0414
@@ -76,6 +80,8 @@ def take(arguments: tuple[Any, ...], named: Mapping[str, Any], holds: Callable[[
     key: list[Any] = [spec, torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
     if torch.is_autocast_enabled("cuda"):
         key.append(torch.get_autocast_dtype("cuda"))
+    if made_on := devices():
+        key.append(made_on)
     refused = ""
     for leaf in leaves:
         kind = type(leaf)
@@ -109,11 +115,25 @@ class Alike:
         names: The names of the others.
     """
 
-    __slots__ = ("_check", "_count", "_grad", "_inference", "_names", "_objects", "_places", "_plain", "_require")
+    __slots__ = (
+        "_check",
+        "_count",
+        "_functions",
+        "_grad",
+        "_inference",
+        "_modes",
+        "_names",
+        "_objects",
+        "_places",
+        "_plain",
+        "_require",
+    )
 
     def __init__(self, check: Callable[..., bool], taken: Taken, count: int, names: tuple[str, ...]) -> None:
         self._check = check
         self._count, self._names = count, names
+        self._modes = modes_of_functions()
+        self._functions = len(self._modes)
         self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self._require = [] if self._grad else [tensor.requires_grad for tensor in taken.tensors]
         #: Where the tensors are, if there is anything beside them; and the rest, known by identity.
@@ -153,6 +173,10 @@ class Alike:
             or _is_grad_enabled() is not self._grad
             or _is_inference() is not self._inference
             or _is_autocast()
+            or count_modes()
+            or forward_ad._current_level >= 0  # noqa: SLF001 - transforms and traces the check tells from this
+            or count_functions() != self._functions
+            or (self._modes and not all(map(operator.is_, self._modes, modes_of_functions())))
             or (not self._grad and [tensor.requires_grad for tensor in found] != self._require)
         ):
             return None
