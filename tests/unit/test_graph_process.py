@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +22,8 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from gpu_timed.modes import torch_graphs  # noqa: E402
+from gpu_timed.modes import capturing, torch_graphs, torch_values, torch_watching  # noqa: E402
+from gpu_timed.modes.launcher import Ground  # noqa: E402
 from gpu_timed.modes.torch_watching import Watch, key_of  # noqa: E402
 
 GRAPH = CudaGraph(warmup=1)
@@ -161,3 +166,254 @@ def test_a_site_inside_another_ones_graph_has_none_on_a_thread_of_autograds(grap
         inner(torch.ones(2))
     assert graphs.replays == before
     assert [record.mode_reason for record in records] == ["inside the CUDA Graph of another site"]
+
+
+# -- what is kept alive -----------------------------------------------------------------------------------
+
+
+class Model(torch.nn.Module):
+    """A layer of which many are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Buffer(torch.ones(1))
+
+    @gpu_timed(name="step", mode=CudaGraph(warmup=1))
+    def step(self, a: Any) -> Any:
+        return a * self.weight
+
+
+def test_a_model_that_is_gone_is_kept_by_no_graph(graphs: Device) -> None:
+    """Else its weights stay on the device until the site is called with arguments that it does not know."""
+    gone, stays = Model(), Model()
+    for _ in range(4):
+        gone.step(two())
+        stays.step(two())
+    graphs.graphs.clear()  # which keeps what it has seen
+    weight = weakref.ref(gone.weight)
+    del gone
+    assert weight() is None
+    before = graphs.captures
+    assert stays.step(two(3.0, 4.0)).tolist() == [3.0, 4.0]
+    assert graphs.captures == before
+
+
+def test_a_model_in_whose_place_another_stands_is_kept_by_no_graph_of_other_arguments(graphs: Device) -> None:
+    """A shape that comes once a day would hold the weights of yesterday's model until tomorrow."""
+    held = {"weight": torch.ones(1)}
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a: a * held["weight"])
+    shapes = [two(), two(1.0), two(1.0, 2.0, 3.0)]
+    for a in shapes:
+        for _ in range(4):
+            f(a)
+    graphs.graphs.clear()
+    weight = weakref.ref(held["weight"])
+    held["weight"] = torch.full((1,), 2.0)
+    for _ in range(2):
+        assert f(shapes[0]).tolist() == [2.0, 4.0]
+    assert weight() is None
+    before = graphs.captures
+    for a in shapes[1:]:
+        assert f(a).tolist() == [2.0 * value for value in a.tolist()]
+        assert f(a).tolist() == [2.0 * value for value in a.tolist()]
+    assert graphs.captures - before == 2  # at once: they are warm
+
+
+def test_captures_anew_are_counted_for_all_that_went_stale(graphs: Device) -> None:
+    held = {"factor": 0.0}
+    f = gpu_timed(name="f", mode=CudaGraph(warmup=1, max_graphs=100))(lambda a: a * held["factor"])
+    for call in range(60):
+        held["factor"] += call % 2
+        f(two(*[1.0] * (1 + call % 4)))
+    assert graphs.captures < 60
+    with capture() as records:
+        f(two(1.0))
+    assert records[0].mode_reason == "what it sees on the host changes again and again between its calls"
+
+
+@pytest.mark.parametrize("kind", [str, bytes])
+def test_a_long_text_among_the_arguments_is_not_kept(graphs: Device, kind: Any) -> None:
+    """A prompt of each request, or an image: it is a part of the signature, of which a thousand are known."""
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a, text: a * len(text))
+
+    def text(call: int) -> Any:
+        made = str(call) * 100_000
+        return made if kind is str else made.encode()
+
+    f(two(), text(0))
+    tracemalloc.start()
+    try:
+        for call in range(1, 6):
+            assert f(two(), text(call)).tolist() == [100_000.0, 200_000.0]
+        assert tracemalloc.get_traced_memory()[0] < 300_000
+    finally:
+        tracemalloc.stop()
+    before = graphs.captures
+    for _ in range(3):
+        f(two(), text(7))
+    assert graphs.captures - before == 1  # it is the same one to it
+    assert f(two(), text(7) + text(7)).tolist() == [200_000.0, 400_000.0]
+
+
+def test_calls_of_which_each_has_another_signature_are_not_watched_for_ever(graphs: Device) -> None:
+    """That costs a multiple of the call: a name of the request among the arguments is enough."""
+    f = gpu_timed(name="f", mode=CudaGraph(warmup=2, max_graphs=1))(lambda a, name: a * 2)
+    for _ in range(4):
+        f(two(), "the usual one")
+    with capture() as records:
+        for call in range(40):
+            assert f(two(), f"request {call}").tolist() == [2.0, 4.0]
+        f(two(), "the usual one")
+    whys = [record.mode_reason for record in records]
+    assert whys[:30] == ["warm-up 1 of 2 before capture"] * 30
+    assert set(whys[30:40]) == {"32 calls were watched for 1 graphs: too many input signatures"}
+    assert records[-1].mode == "cuda_graph"
+
+
+def test_an_exception_keeps_no_copies_of_ours(graphs: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reports errors keeps them, and so the frames that they went through; and of state there may be a gigabyte."""
+    state, copies = torch.zeros(2), []
+
+    def f(a: Any, switch: Any) -> Any:
+        state.add_(a)
+        if switch.fails:
+            raise ValueError("the user's")
+        return a * 2
+
+    content_of = torch_watching.content_of
+
+    def noting(tensor: Any) -> Any:
+        made = content_of(tensor)
+        copies.append(weakref.ref(made))
+        return made
+
+    switch = types.SimpleNamespace(fails=False)
+    decorated = gpu_timed(name="f", mode=CudaGraph(warmup=1, reset=lambda: None))(f)
+    decorated(two(), switch)
+    monkeypatch.setattr(torch_watching, "content_of", noting)
+    switch.fails = True
+    with pytest.raises(ValueError, match="the user's") as raised:
+        decorated(two(), switch)
+    assert copies
+    assert [copy() for copy in copies] == [None] * len(copies)
+    assert raised.value.__context__ is None
+
+
+# -- what comes in between --------------------------------------------------------------------------------
+
+
+def test_who_calls_in_the_midst_of_a_replay_does_not_change_its_inputs(
+    graphs: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler of a signal, or a finalizer, comes on the thread that is about to queue the graph."""
+    f = gpu_timed(name="f", mode=CudaGraph(warmup=1, max_graphs=1, strict=True))(lambda a: a * 2)
+    for _ in range(4):
+        f(two())
+    replay, found = graphs.graphs[0].replay, []
+
+    def interrupted() -> None:
+        monkeypatch.setattr(graphs.graphs[0], "replay", replay)
+        with capture() as records:
+            found.extend([f(two(7.0, 8.0)), *(f(two(1.0, 2.0, 3.0)) for _ in range(3))])
+        assert {record.mode_reason for record in records} == {
+            "inside a replay of its own, say by a handler of a signal"
+        }
+        replay()
+
+    monkeypatch.setattr(graphs.graphs[0], "replay", interrupted)
+    assert f(two()).tolist() == [2.0, 4.0]
+    assert found[0].tolist() == [14.0, 16.0]
+    assert not graphs.graphs[0].released  # by the captures that were not made
+
+
+class OfTheUsersError(Exception):
+    """Has a cause."""
+
+
+def test_an_exception_after_a_replay_that_changed_state_is_as_it_was_raised(
+    graphs: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, cause = torch.zeros(2), KeyError("why")
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a: state.add_(a) * 2)
+    for _ in range(3):
+        f(two())
+
+    def fails(*_: Any) -> Any:
+        raise OfTheUsersError from cause
+
+    monkeypatch.setattr(capturing.Captured, "made", fails)
+    with pytest.raises(OfTheUsersError) as raised:
+        f(two())
+    assert raised.value.__cause__ is cause
+    assert raised.value.__context__ is cause.__context__
+
+
+class Interrupted:
+    """Calls *function*, after which an exception comes that a handler of a signal raised: Ctrl-C, a soft time limit."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        self.function(*args)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_as_autograd_is_switched_off_leaves_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch_values._set_grad
+    monkeypatch.setattr(torch_values, "_set_grad", lambda on: real(on) if on else Interrupted(real)(on))
+    with pytest.raises(KeyboardInterrupt):
+        torch_values.copy_into([two()], [two()])
+    left_on = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert left_on
+
+
+def test_an_interrupt_as_the_collector_is_switched_off_leaves_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "disable", Interrupted(gc.disable))
+    with pytest.raises(KeyboardInterrupt), torch_graphs._no_collection():
+        pass
+    left_on = gc.isenabled()
+    gc.enable()
+    assert left_on
+
+
+class Lock:
+    """A lock, after whose release an interrupt comes, once."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lock, self.comes = lock, True
+
+    def __enter__(self) -> None:
+        self.lock.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.__exit__(None, None, None)
+        if self.comes:
+            self.comes = False
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("which", ["capturing", "waiting"])
+def test_an_interrupt_as_a_capture_or_a_wait_begins_leaves_none_begun(which: str) -> None:
+    """Else every later wait for the device takes 0.1 s more, or no capture is made any more."""
+    ground = Ground()
+    ground._lock = Lock(ground._lock)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt), getattr(ground, which)():
+        pytest.fail("not reached")
+    with ground.capturing(), ground.waiting():
+        pass
+    assert not ground._capturing
+    assert ground._waiting == 0
+
+
+def test_a_turn_that_an_interrupt_loses_is_given_back(graphs: Device) -> None:
+    """After it was taken, and before anybody knows: else no site of the process is captured any more."""
+    ground = Ground()
+    with pytest.raises(KeyboardInterrupt):
+        Interrupted(ground.take_turn)()
+    turn = ground.take_turn()
+    assert turn is not None
+    assert ground.take_turn() is None
+    ground.end_turn()
+    assert ground.take_turn() is not None

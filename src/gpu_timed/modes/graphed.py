@@ -107,13 +107,13 @@ class Graphed(Launcher):
             known.refused = "what it sees on the host changes again and again between its calls"
         if known.refused:
             return self.eagerly(opened, arguments, named, known.refused)
-        lock = self.notes.ground.lock
-        if not lock.acquire(blocking=False):
+        turn = self.notes.ground.take_turn()
+        if turn is None:
             return self._for_now(opened, arguments, named, "another thread is capturing a graph: tried at a later call")
         try:
             return self._capture(opened, known, taken or self._take(arguments, named), arguments, named)
         finally:
-            lock.release()
+            self.notes.ground.end_turn()
 
     # -- finding --------------------------------------------------------------------------------------
 

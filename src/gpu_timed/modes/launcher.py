@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from threading import Condition, Lock, local
+from threading import Condition, RLock, local
 from typing import Any, Final, Protocol
 
 from gpu_timed.errors import ModeError
@@ -35,6 +36,12 @@ class Passing(Exception):  # noqa: N818 - a cause, not a fault
     """Why something cannot be done now, and may be the next time."""
 
 
+class Turn:
+    """That this thread is the one that captures."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Ground:
     """What the captures of one process share: they are made one at a time, each on a stream that is nobody else's.
 
@@ -44,12 +51,27 @@ class Ground:
     """
 
     def __init__(self) -> None:
-        #: Held for the length of a capture, and of the call before it, by whoever gets it at once.
-        self.lock = Lock()
-        self._quiet = Condition()
+        # An exception that a signal's handler raises may come after any call, that of a method that takes a lock, too.
+        # A lock of C's own that is taken by ``with`` is given back whatever comes; a condition of Python's may not be.
+        self._lock = RLock()
+        self._quiet = Condition(self._lock)
+        self._turn: weakref.ref[Turn] | None = None
         self._waiting = 0
         self._capturing = False
         self._streams: dict[int, list[int]] = {}
+
+    def take_turn(self) -> Turn | None:
+        """Return what is held for the length of a capture and of the call before it; None while another holds it."""
+        with self._lock:
+            if self._turn is not None and self._turn() is not None:
+                return None
+            turn = Turn()
+            self._turn = weakref.ref(turn)
+            return turn
+
+    def end_turn(self) -> None:
+        """Give it back. It is given back as it goes, too: by no way can it be lost."""
+        self._turn = None
 
     @contextmanager
     def waiting(self) -> Iterator[bool]:
@@ -60,17 +82,19 @@ class Ground:
         if inside.depth:  # a capture of this thread's: it would wait for itself
             yield False
             return
-        quiet = self._quiet
-        with quiet:
-            was = self._capturing
-            quiet.wait_for(lambda: not self._capturing, LONGEST_S)
-            self._waiting += 1
+        quiet, counted = self._quiet, False
         try:
+            with self._lock:
+                was = self._capturing
+                quiet.wait_for(lambda: not self._capturing, LONGEST_S)
+                self._waiting += 1
+                counted = True
             yield was
         finally:
-            with quiet:
-                self._waiting -= 1
-                quiet.notify_all()
+            if counted:
+                with self._lock:
+                    self._waiting -= 1
+                    quiet.notify_all()
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
@@ -80,15 +104,14 @@ class Ground:
             Passing: One does not end.
         """
         quiet = self._quiet
-        with quiet:
-            self._capturing = True  # from now on none begins
         try:
-            with quiet:
+            with self._lock:
+                self._capturing = True  # from now on none begins
                 if not quiet.wait_for(lambda: not self._waiting, LONGEST_S):
                     raise Passing("another thread is waiting for the device")
             yield
         finally:
-            with quiet:
+            with self._lock:
                 self._capturing = False
                 quiet.notify_all()
 

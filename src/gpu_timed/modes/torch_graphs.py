@@ -324,8 +324,8 @@ def _no_collection() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    gc.disable()
-    try:
+    try:  # already: what a signal's handler raises may come after the next line
+        gc.disable()
         yield
     finally:
         gc.enable()
