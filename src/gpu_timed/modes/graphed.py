@@ -47,13 +47,16 @@ class Graphed(Launcher):
         super().__init__(function, site, mode, notes)
         #: Held for moments, and never while code of the user's runs.
         self._lock = RLock()
-        self._signatures: OrderedDict[Hashable, Signature] = OrderedDict()
+        self._in_the_midst: Callable[[], bool] = getattr(self._lock, "_is_owned", bool)
+        self._signatures = Signatures()
         #: The signature that was replayed last, and what tells its calls.
         self._recent: tuple[Signature, Any] | None = None
         self._captures = 0
         self._device: Any = None
         self._values: Any = None
         self._watching: Any = None
+        if self._in_the_midst():  # of a replay, which is about to be queued: its inputs are not to be overwritten
+            return self._for_now(opened, arguments, named, "inside a replay of its own, say by a handler of a signal")
         self._capturing: Any = None
         self._given_up = ""
 
