@@ -81,6 +81,8 @@ class Graphed(Launcher):
             self.notes.fault("mode", error)
             why, known = _text("gpu_timed could not look at the arguments", error), None
         if isinstance(why, ForNow):  # its calls outside of that are replays as asked for
+        result: Any = STALE
+        failed: BaseException | None = None
             return self._for_now(opened, arguments, named, why)
         if why or known is None:
             return self.eagerly(opened, arguments, named, why)
@@ -91,9 +93,12 @@ class Graphed(Launcher):
         except Passing as error:
             return self._for_now(opened, arguments, named, str(error)[:_MOST_TEXT])
         except Launched as error:  # to run it now would be to run it twice
-            known.refused = _text("a replay failed", error.__cause__ or error)
+            failed = error.__cause__ or error
+            known.refused = _text("a replay failed", failed)
             self.tell(opened, self.asked.mode, known.refused)
             raise (error.__cause__ or error) from None
+        if failed is not None:  # not where it was caught: it is as it was raised
+            raise failed
         except Exception as error:  # noqa: BLE001 - nothing has happened yet
             why = _text("a replay failed", error)
             known.failed_replays += 1
