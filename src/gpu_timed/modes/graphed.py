@@ -257,6 +257,9 @@ class Graphed(Launcher):
             before = host_state.Snapshot(self.function, taken.leaves, self._values.is_tensor)
             where = self._device.where(taken.tensors[0])
             watch = self._watching.Watch(self._device.holds, most_bytes, where, self._device.relaxed)
+        except BaseException:
+            watch.forget()  # who keeps the exception keeps this frame
+            raise
             if self.mode.mutates is not None:
                 for tensor in self._values.apart(self.mode.mutates(*arguments, **named))[0]:
                     watch.will_change(tensor)

@@ -92,6 +92,10 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         #: Storages made in the call. Not held, or none of its memory could be used again before it ends.
         self._born: set[int] = set()
 
+    def forget(self) -> None:
+        """Let go of all tensors: the call raised."""
+        self.before, self.outside, self.changed = {}, {}, {}
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return _DYNAMO in sys.modules  # else it would be imported for that
