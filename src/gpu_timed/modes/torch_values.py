@@ -11,6 +11,7 @@ dtypes, devices and dispatch keys of tensors with others' in one call; ``torch._
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import operator
 import weakref
@@ -50,6 +51,8 @@ _is_grad_enabled: Final = torch.is_grad_enabled
 _is_inference: Final = torch.is_inference_mode_enabled
 _is_autocast: Final = torch.is_autocast_enabled
 _set_grad: Any = getattr(torch._C, "_set_grad_enabled", torch.set_grad_enabled)  # noqa: SLF001 - see the docstring
+_MOST_KEPT: Final = 256
+"""Characters of a text that is kept as part of a signature: a prompt, or an image, is not."""
 _FEW: Final = 2
 """Copies that cost less one by one than ``torch._foreach_copy_`` does for all."""
 
@@ -96,10 +99,17 @@ def take(arguments: tuple[Any, ...], named: Mapping[str, Any], holds: Callable[[
                 key.append(leaf.data_ptr())
         elif isinstance(leaf, _PLAIN) and not has_attributes(leaf):
             told_by_text = leaf.__hash__ is None or isinstance(leaf, float | complex)  # 0.0 == -0.0
-            key.append((kind, repr(leaf) if told_by_text else leaf))
+            long = isinstance(leaf, str | bytes) and len(leaf) > _MOST_KEPT
+            key.append((kind, repr(leaf) if told_by_text else _digest(leaf) if long else leaf))
         else:
             key.append((kind, id(leaf)))
     return Taken(tuple(key), tensors, leaves, spec, refused)
+
+
+def _digest(text: str | bytes) -> bytes:
+    """Return what tells a long *text*, of which each call may have another, from all others."""
+    told = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    return hashlib.blake2b(told, digest_size=16).digest()
 
 
 class Alike:
