@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from threading import RLock
 from typing import Any, Final
 
@@ -22,12 +21,9 @@ from gpu_timed.mode_values import EAGER, CudaGraph, Ran
 from gpu_timed.modes import host_state
 from gpu_timed.modes.capturing import CHANGES, STALE, Captured, Capturing, Launched, is_as_said, said
 from gpu_timed.modes.launcher import INSIDE, ForNow, Launcher, Notes, Passing, inside
-from gpu_timed.modes.signature import PLAIN, Signature
+from gpu_timed.modes.signature import PLAIN, Signature, Signatures
 from gpu_timed.site import Site
 
-_MOST_SIGNATURES: Final = 1024
-_CAPTURES: Final = 4
-"""Captures of a site, in multiples of its ``max_graphs``, after which none is made any more."""
 _MOST_AGAIN: Final = 8
 """Captures anew of one signature because of what changed on the host."""
 _MOST_FAILURES: Final = 8
@@ -51,17 +47,16 @@ class Graphed(Launcher):
         self._signatures = Signatures()
         #: The signature that was replayed last, and what tells its calls.
         self._recent: tuple[Signature, Any] | None = None
-        self._captures = 0
         self._device: Any = None
         self._values: Any = None
         self._watching: Any = None
-        if self._in_the_midst():  # of a replay, which is about to be queued: its inputs are not to be overwritten
-            return self._for_now(opened, arguments, named, "inside a replay of its own, say by a handler of a signal")
         self._capturing: Any = None
         self._given_up = ""
 
     def run(self, opened: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """See :meth:`Launcher.run`."""
+        if self._in_the_midst():  # of a replay, which is about to be queued: its inputs are not to be overwritten
+            return self._for_now(opened, arguments, named, "inside a replay of its own, say by a handler of a signal")
         recent = self._recent
         known: Signature | None = None
         taken: Any = None
@@ -81,13 +76,13 @@ class Graphed(Launcher):
             self.notes.fault("mode", error)
             why, known = _text("gpu_timed could not look at the arguments", error), None
         if isinstance(why, ForNow):  # its calls outside of that are replays as asked for
-        result: Any = STALE
-        failed: BaseException | None = None
             return self._for_now(opened, arguments, named, why)
         if why or known is None:
             return self.eagerly(opened, arguments, named, why)
         if known.captured is None and known.runs < self.mode.warmup:
             return self._warm_up(opened, known, taken or self._take(arguments, named), arguments, named)
+        result: Any = STALE
+        failed: BaseException | None = None
         try:
             result = self._replay(known, taken.tensors if tensors is None else tensors)
         except Passing as error:
@@ -96,21 +91,24 @@ class Graphed(Launcher):
             failed = error.__cause__ or error
             known.refused = _text("a replay failed", failed)
             self.tell(opened, self.asked.mode, known.refused)
-            raise (error.__cause__ or error) from None
-        if failed is not None:  # not where it was caught: it is as it was raised
-            raise failed
         except Exception as error:  # noqa: BLE001 - nothing has happened yet
             why = _text("a replay failed", error)
             known.failed_replays += 1
             if known.failed_replays >= _MOST_FAILURES:
                 known.refused = why
             return self.eagerly(opened, arguments, named, why)
+        if failed is not None:  # not where it was caught: it is as it was raised
+            raise failed
         if result is not STALE:
             if taken is not None:
                 self._remember(known, taken, arguments, named)
             if opened is not None:
                 opened.ran = self.asked
             return result
+        return self._without_graph(opened, known, taken or self._take(arguments, named), arguments, named)
+
+    def _without_graph(self, opened: Any, known: Signature, taken: Any, arguments: Any, named: Any) -> Any:
+        """Run a call that was watched often enough, and is to be captured, or compared, if that can be now."""
         if known.again > _MOST_AGAIN:
             known.refused = "what it sees on the host changes again and again between its calls"
         if known.refused:
@@ -119,7 +117,7 @@ class Graphed(Launcher):
         if turn is None:
             return self._for_now(opened, arguments, named, "another thread is capturing a graph: tried at a later call")
         try:
-            return self._capture(opened, known, taken or self._take(arguments, named), arguments, named)
+            return self._capture(opened, known, taken, arguments, named)
         finally:
             self.notes.ground.end_turn()
 
@@ -140,20 +138,9 @@ class Graphed(Launcher):
             return taken.refused or "no argument is a tensor on the device", taken, None
         with self._lock:
             self._recent = None  # the last in order is this one
-            signatures = self._signatures
-            known = signatures.get(taken.key)
-            if known is None or known.gone:
-                for key in [key for key, one in signatures.items() if one.gone]:
-                    self._forget(key)
-                if len(signatures) >= _MOST_SIGNATURES:
-                    self._forget(next(iter(signatures)))
-                known = signatures[taken.key] = Signature()
-                known.holds([leaf for leaf in taken.leaves if not self._values.is_tensor(leaf)])
-            else:
-                signatures.move_to_end(taken.key)
-        if known.captured is None and not known.refused and self._captures >= _CAPTURES * self.mode.max_graphs:
-            return f"{self._captures} graphs were captured: too many input signatures", taken, known
-        return known.refused, taken, known
+            objects = lambda: [leaf for leaf in taken.leaves if not self._values.is_tensor(leaf)]  # noqa: E731
+            known, why = self._signatures.of(taken.key, self.mode, objects, self._let_go)
+        return why or (known.refused if known is not None else ""), taken, known
 
     def _make(self) -> Any:
         with self._lock:
@@ -189,8 +176,9 @@ class Graphed(Launcher):
             if result is not STALE:
                 captured.replays += 1
             elif not audits or captured.guards.stale():
-                known.again += 1
-                self._let_go(known)
+                for one in self._signatures.stale_with(known):
+                    one.again += 1
+                    self._let_go(one)
         if result is STALE:
             return STALE
         finished = captured.finished(result)  # which may be the user's code: not with the lock
@@ -208,9 +196,6 @@ class Graphed(Launcher):
         except Exception as error:  # noqa: BLE001 - rule 1: the call has been made
             known.alike = False
             self.notes.fault("mode", error)
-
-    def _forget(self, key: Hashable) -> None:
-        self._let_go(self._signatures.pop(key))
 
     def _let_go(self, known: Signature) -> None:
         with self._lock:
@@ -236,6 +221,7 @@ class Graphed(Launcher):
             known.refused = ready
             return self.eagerly(opened, arguments, named, ready)
         before, watch = ready
+        self._signatures.watched += 1
         result = self._watched(opened, watch, arguments, named)
         known.runs += 1
         why = self._why_not(known, watch, before, result)
@@ -257,9 +243,6 @@ class Graphed(Launcher):
             before = host_state.Snapshot(self.function, taken.leaves, self._values.is_tensor)
             where = self._device.where(taken.tensors[0])
             watch = self._watching.Watch(self._device.holds, most_bytes, where, self._device.relaxed)
-        except BaseException:
-            watch.forget()  # who keeps the exception keeps this frame
-            raise
             if self.mode.mutates is not None:
                 for tensor in self._values.apart(self.mode.mutates(*arguments, **named))[0]:
                     watch.will_change(tensor)
@@ -274,6 +257,9 @@ class Graphed(Launcher):
         try:
             with watch:
                 return self.function(*arguments, **named)
+        except BaseException:
+            watch.forget()  # who keeps the exception keeps this frame
+            raise
         finally:
             inside.depth -= 1
 
@@ -376,10 +362,7 @@ class Graphed(Launcher):
 
     def _make_graph(self, taken: Any, fresh: list[Any], watch: Any, *, draws: bool) -> Captured:
         with self._lock:
-            graphs = [key for key, one in self._signatures.items() if one.captured is not None]
-            if len(graphs) >= self.mode.max_graphs:
-                self._forget(graphs[0])
-            self._captures += 1
+            self._signatures.make_room(self.mode.max_graphs, self._let_go)
         inside.depth += 1
         try:
             made: Captured = self._capturing.make(taken, fresh, watch, draws=draws)

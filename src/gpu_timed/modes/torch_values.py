@@ -322,9 +322,9 @@ def are_as_now(tensors: list[Any]) -> Callable[[], bool]:
 def copy_into(targets: list[Any], sources: Sequence[Any]) -> None:
     """Queue copies of *sources* into *targets*."""
     graded = _is_grad_enabled()
-    if graded:
-        _set_grad(False)
-    try:
+    try:  # already: what a signal's handler raises may come after the next line
+        if graded:
+            _set_grad(False)
         if len(targets) <= _FEW:
             for target, source in zip(targets, sources, strict=True):
                 target.copy_(source)
