@@ -5,7 +5,8 @@ Seen are operations of torch. What kernels of Triton, Numba or CuPy change is no
 
 Private, versions seen 2.6 to 2.13: ``torch.utils._python_dispatch.TorchDispatchMode`` with its ``_should_skip_dynamo``,
 ``is_infra_mode`` and ``ignore_compile_internals``; ``OpOverload._schema``, its ``is_mutable`` and
-``alias_info.is_write``; ``OpOverload.tags`` and ``namespace``; ``UntypedStorage._cdata``;
+``alias_info.is_write``; ``OpOverload.tags`` and ``namespace``; ``UntypedStorage._cdata`` and that of generators;
+``torch._C._len_torch_dispatch_stack``, ``_get_dispatch_stack_at`` and ``_pop_torch_dispatch_stack``;
 ``torch._C._disabled_torch_dispatch_impl``, which a class has whose tensors are as any other.
 """
 
@@ -132,8 +133,10 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         schema = func._schema  # noqa: SLF001 - versions in the module's docstring
         if self._where is not None and not self.streams:
             self.streams = self._where() != self._stream
-        if not self.draws and torch.Tag.nondeterministic_seeded in func.tags:
-            self.draws = not _without_dropout(schema, args, kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.draws = self.draws or not _without_dropout(schema, args, kwargs)
+            if not self.blocked and _has_generator(schema, args, kwargs):
+                self.blocked = f"{schema.name} draws from a generator= of its own, which no graph knows of, {_line()}"
         taken = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         if func.namespace in _BETWEEN_RANKS:
             self.talks = "it exchanges data with other ranks"
@@ -225,6 +228,16 @@ def _without_dropout(schema: Any, args: Any, kwargs: Any) -> bool:
         if argument.name == "dropout_p":
             given = args[index] if index < len(args) else kwargs.get("dropout_p", argument.default_value)
             return not given
+def _has_generator(schema: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether it is given a generator of random numbers that is not that of the device."""
+    for index, argument in enumerate(schema.arguments):
+        if argument.name == "generator":
+            given = args[index] if index < len(args) else kwargs.get("generator")
+            known = (torch.default_generator, *torch.cuda.default_generators)
+            return given is not None and given._cdata not in {one._cdata for one in known}  # noqa: SLF001
+    return False
+
+
     return False
 
 
