@@ -299,6 +299,20 @@ def test_an_exception_keeps_no_copies_of_ours(graphs: Device, monkeypatch: pytes
     assert raised.value.__context__ is None
 
 
+def test_a_generator_of_its_own_is_named_and_tried_once(graphs: Device) -> None:
+    """A capture fails of it, which looks like another thread's doing: eight captures of each signature, and why not."""
+    own = torch.Generator().manual_seed(1)
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a, draw: a + torch.rand(2, generator=draw))
+    with capture() as records:
+        for _ in range(3):
+            f(two(), own)
+        for _ in range(3):
+            f(two(), torch.default_generator)
+    assert graphs.captures == 1
+    assert "aten::rand draws from a generator= of its own" in records[1].mode_reason
+    assert [record.mode for record in records] == ["eager"] * 5 + ["cuda_graph"]
+
+
 # -- what comes in between --------------------------------------------------------------------------------
 
 
@@ -376,6 +390,31 @@ def test_an_interrupt_as_the_collector_is_switched_off_leaves_it_on(monkeypatch:
     left_on = gc.isenabled()
     gc.enable()
     assert left_on
+
+
+def test_an_interrupt_as_a_call_begins_or_ceases_to_be_watched_leaves_nothing_that_watches(
+    graphs: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would see, and keep alive, every tensor that the thread works with from then on."""
+    f, enter = gpu_timed(name="f", mode=GRAPH)(lambda a: a * 2), Watch.__enter__
+
+    def enters(watch: Watch) -> None:
+        enter(watch)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Watch, "__enter__", enters)
+        with pytest.raises(KeyboardInterrupt):
+            f(two())
+    left = torch._C._len_torch_dispatch_stack()
+    with monkeypatch.context() as patch:
+        patch.setattr(Watch, "__exit__", lambda *_: Interrupted(int)())
+        with pytest.raises(KeyboardInterrupt):
+            f(two())
+    assert (left, torch._C._len_torch_dispatch_stack()) == (0, 0)
+    for _ in range(4):
+        f(two())
+    assert graphs.captures == 1
 
 
 class Lock:

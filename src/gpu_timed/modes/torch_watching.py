@@ -94,8 +94,14 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         self._born: set[int] = set()
 
     def forget(self) -> None:
-        """Let go of all tensors: the call raised."""
+        """Let go of all tensors, and look at no more operations: the call raised.
+
+        An interrupt in the midst of entering or leaving it may have left it where it was, for the rest of the thread.
+        """
         self.before, self.outside, self.changed = {}, {}, {}
+        count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+        if count and torch._C._get_dispatch_stack_at(count - 1) is self:  # noqa: SLF001
+            torch._C._pop_torch_dispatch_stack(None)  # noqa: SLF001
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -222,12 +228,6 @@ def _may_stop(func: Any, taken: list[Any]) -> bool:
     return schema.is_mutable or not any(given.alias_info for given in schema.returns)  # it is no view
 
 
-def _without_dropout(schema: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether this is attention that has been told to leave out nothing: it draws no random number then."""
-    for index, argument in enumerate(schema.arguments):
-        if argument.name == "dropout_p":
-            given = args[index] if index < len(args) else kwargs.get("dropout_p", argument.default_value)
-            return not given
 def _has_generator(schema: Any, args: Any, kwargs: Any) -> bool:
     """Return whether it is given a generator of random numbers that is not that of the device."""
     for index, argument in enumerate(schema.arguments):
@@ -238,6 +238,12 @@ def _has_generator(schema: Any, args: Any, kwargs: Any) -> bool:
     return False
 
 
+def _without_dropout(schema: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether this is attention that has been told to leave out nothing: it draws no random number then."""
+    for index, argument in enumerate(schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[index] if index < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return not given
     return False
 
 
