@@ -313,6 +313,27 @@ def test_a_generator_of_its_own_is_named_and_tried_once(graphs: Device) -> None:
     assert [record.mode for record in records] == ["eager"] * 5 + ["cuda_graph"]
 
 
+def test_state_is_not_set_aside_in_memory_that_the_call_may_need(graphs: Device) -> None:
+    """Where little is left it would be the user's own allocation that fails, in the user's call."""
+    state = torch.zeros(1 << 10)  # of 4 KiB
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a: state.add_(1)[:2] + a)
+    graphs.free = 15 << 10
+    with capture() as records:
+        for call in range(3):
+            assert f(two()).tolist() == [call + 2.0, call + 3.0]
+        assert graphs.captures == 0
+        graphs.free = 16 << 10
+        for call in range(3, 6):
+            assert f(two()).tolist() == [call + 2.0, call + 3.0]
+    little = "the device has too little memory left to set aside what the call changes"
+    assert [record.mode_reason for record in records][1:] == [
+        *[f"not captured now, tried at a later call: {little}"] * 2,
+        "captured (1.0 MiB) and compared with this run",
+        "",
+        "",
+    ]
+
+
 # -- what comes in between --------------------------------------------------------------------------------
 
 

@@ -132,9 +132,11 @@ class Capturing:
         """Return why what the call changes is more than can be undone. *state* is the tensors that it knows otherwise.
 
         Raises:
-            Passing: Arguments of this call share memory.
+            Passing: Arguments of this call share memory, or there is little left of the device's.
         """
         if watch.too_much:
+            if watch.most_bytes < self.mode.max_state_bytes:
+                raise Passing("the device has too little memory left to set aside what the call changes")
             return f"changes more state than max_state_bytes={self.mode.max_state_bytes:,}"
         shares = self._shares(watch, taken, state)
         if shares is not None and shares(taken.tensors):

@@ -31,6 +31,8 @@ _MOST_FAILURES: Final = 8
 are tried."""
 _LOOKS: Final = 2
 """Calls of a signature, of those of its warm-up, that are looked at before it is refused for what one of them did."""
+_PART: Final = 4
+"""What is set aside for a capture is at most one part in so many of the memory that is free: the rest is the call's."""
 _MOST_TEXT: Final = 300
 
 
@@ -355,9 +357,10 @@ class Graphed(Launcher):
                 with self._device.relaxed():
                     fresh = [self._values.standing_in(tensor) for tensor in fresh]
             drawn = self._device.random_state(taken.tensors[0])
+            most = min(self.mode.max_state_bytes, self._device.room(taken.tensors[0]) // _PART)
         except Exception as error:  # noqa: BLE001 - no memory for it, say
             return _text("its inputs cannot be copied", error)
-        ready = self._watch(taken, self.mode.max_state_bytes, arguments, named)
+        ready = self._watch(taken, most, arguments, named)
         return ready if isinstance(ready, str) else (fresh, drawn, *ready)
 
     def _make_graph(self, taken: Any, fresh: list[Any], watch: Any, *, draws: bool) -> Captured:

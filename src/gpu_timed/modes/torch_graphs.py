@@ -185,6 +185,13 @@ class Device:
         current, index = _current_stream, tensor.device.index
         return lambda: int(current(index))
 
+    def room(self, tensor: Any) -> int:
+        """Return how many bytes the device of *tensor* has left, those included that torch keeps for later."""
+        with self.relaxed():
+            free, _ = torch.cuda.mem_get_info(tensor.device)
+        kept = torch.cuda.memory_reserved(tensor.device) - torch.cuda.memory_allocated(tensor.device)
+        return int(free) + int(kept)
+
     @staticmethod
     def random_state(tensor: Any) -> Any:
         """Return where the random numbers of the device of *tensor* stand."""

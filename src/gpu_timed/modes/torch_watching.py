@@ -77,7 +77,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         #: That it exchanges data with other ranks, or may: who runs it once more than they do hangs, or gets another's
         #: data. Empty if it does not.
         self.talks = ""
-        self._left = most_bytes or 0
+        self.most_bytes = self._left = most_bytes or 0
         self._saves = most_bytes is not None
         #: Content of what it changes, before: by storage.
         self.before: dict[int, Any] = {}
