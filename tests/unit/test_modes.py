@@ -7,11 +7,13 @@ import contextlib
 import contextvars
 import copy
 import functools
+import gc
 import inspect
 import pickle
 import sys
 import threading
 import types
+import weakref
 from typing import Any
 
 import pytest
@@ -464,6 +466,27 @@ def test_methods_objects_and_copies_have_the_mode(device: FakeDevice, seen: list
     assert timed() == 4
     assert copy.copy(timed)() == 4
     assert [name for name, _ in seen] == ["method", "method", "static", "object", "object"]
+
+
+def test_what_a_mode_holds_goes_with_it(device: FakeDevice, seen: list[Any]) -> None:
+    """A model, that is, with its weights on the device."""
+
+    class Model:
+        def reset(self) -> None:
+            """Put back what a call changes."""
+
+        def step(self) -> None:
+            """Work."""
+
+    model = Model()
+    step = gpu_timed(model.step, mode=CudaGraph(reset=model.reset))
+    step()
+    assert mode_of(CudaGraph(reset=model.reset)) is mode_of(CudaGraph(reset=model.reset))
+    gone = weakref.ref(model)
+    del model, step
+    flush()
+    gc.collect()
+    assert gone() is None
 
 
 def test_one_launcher_for_a_function_and_a_mode_and_not_without_end(device: FakeDevice, seen: list[Any]) -> None:
