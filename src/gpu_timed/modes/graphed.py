@@ -58,7 +58,7 @@ class Graphed(Launcher):
     def run(self, opened: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """See :meth:`Launcher.run`."""
         if self._in_the_midst():  # of a replay, which is about to be queued: its inputs are not to be overwritten
-            return self._for_now(opened, arguments, named, "inside a replay of its own, say by a handler of a signal")
+            return self.for_now(opened, arguments, named, "inside a replay of its own, say by a handler of a signal")
         recent = self._recent
         known: Signature | None = None
         taken: Any = None
@@ -78,7 +78,7 @@ class Graphed(Launcher):
             self.notes.fault("mode", error)
             why, known = _text("gpu_timed could not look at the arguments", error), None
         if isinstance(why, ForNow):  # its calls outside of that are replays as asked for
-            return self._for_now(opened, arguments, named, why)
+            return self.for_now(opened, arguments, named, why)
         if why or known is None:
             return self.eagerly(opened, arguments, named, why)
         if known.captured is None and known.runs < self.mode.warmup:
@@ -88,7 +88,7 @@ class Graphed(Launcher):
         try:
             result = self._replay(known, taken.tensors if tensors is None else tensors)
         except Passing as error:
-            return self._for_now(opened, arguments, named, str(error)[:_MOST_TEXT])
+            return self.for_now(opened, arguments, named, str(error)[:_MOST_TEXT])
         except Launched as error:  # to run it now would be to run it twice
             failed = error.__cause__ or error
             known.refused = _text("a replay failed", failed)
@@ -117,7 +117,7 @@ class Graphed(Launcher):
             return self.eagerly(opened, arguments, named, known.refused)
         turn = self.notes.ground.take_turn()
         if turn is None:
-            return self._for_now(opened, arguments, named, "another thread is capturing a graph: tried at a later call")
+            return self.for_now(opened, arguments, named, "another thread is capturing a graph: tried at a later call")
         try:
             return self._capture(opened, known, taken, arguments, named)
         finally:
@@ -207,13 +207,17 @@ class Graphed(Launcher):
                 with self._device.relaxed():
                     captured.graph.release()
 
-    # -- running --------------------------------------------------------------------------------------
+    def let_all_go(self) -> None:
+        """Let all graphs go. Never raises."""
+        try:
+            if not self._in_the_midst():
+                with self._lock:
+                    for known in self._signatures.with_graphs():
+                        self._let_go(known)
+        except Exception as error:  # noqa: BLE001 - it is somebody else's call
+            self.notes.fault("mode", error)
 
-    def _for_now(self, opened: Any, arguments: Any, named: Any, why: str) -> Any:
-        """Run the call as it is for a cause that passes: the mode is honoured later, and nothing is to be said."""
-        if opened is not None:
-            opened.ran = Ran(EAGER.name, self.asked.mode, why)
-        return self.function(*arguments, **named)
+    # -- running --------------------------------------------------------------------------------------
 
     def _warm_up(self, opened: Any, known: Signature, taken: Any, arguments: Any, named: Any) -> Any:
         """Run the user's call, eagerly and watched."""
@@ -228,15 +232,13 @@ class Graphed(Launcher):
         known.runs += 1
         why = self._why_not(known, watch, before, result)
         if why and known.runs < min(_LOOKS, self.mode.warmup):  # it may be what is done once: tuning, a cache made
-            self._cold(
-                opened, f"warm-up {known.runs} of {self.mode.warmup}, looked at again: {why}"[:_MOST_TEXT], began
-            )
+            self.cold(opened, f"warm-up {known.runs} of {self.mode.warmup}, looked at again: {why}"[:_MOST_TEXT], began)
             return result
         known.refused = known.refused or why
         if known.refused:
             self.tell(opened, EAGER.name, known.refused)
             return result
-        self._cold(opened, f"warm-up {known.runs} of {self.mode.warmup} before capture", began)
+        self.cold(opened, f"warm-up {known.runs} of {self.mode.warmup} before capture", began)
         return result
 
     def _watch(self, taken: Any, most_bytes: int | None, arguments: Any, named: Any) -> tuple[Any, Any] | str:
@@ -325,7 +327,7 @@ class Graphed(Launcher):
                 captured = None
             known.failed_captures += 1
             if known.failed_captures < _MOST_FAILURES:
-                self._cold(opened, f"not captured now, tried at a later call: {error}"[:_MOST_TEXT], began)
+                self.cold(opened, f"not captured now, tried at a later call: {error}"[:_MOST_TEXT], began)
                 return result
             why = _text("could not be captured", error)
         except Exception as error:  # noqa: BLE001 - what cannot be captured, and any fault of ours
@@ -336,10 +338,11 @@ class Graphed(Launcher):
             return result
         captured.replays += 1
         known.captured = captured
+        self._watching.hold_for_ranks(self.notes.ground, self)
         self.asked = self.asked._replace(graph_memory_bytes=self._device.held())
         what = f"captured ({captured.graph.nbytes / (1 << 20):.1f} MiB) and " if new else ""
         compared = capturing.not_compared(watch)
-        self._cold(opened, f"{what}{f'not compared: {compared}' if compared else 'compared with this run'}", began)
+        self.cold(opened, f"{what}{f'not compared: {compared}' if compared else 'compared with this run'}", began)
         return result
 
     def _drawn(self, watch: Any, before: Any, after: Any) -> tuple[Any, Any] | None:
@@ -381,12 +384,6 @@ class Graphed(Launcher):
                     captured.graph.release()
         except Exception as error:  # noqa: BLE001 - rule 1
             self.notes.fault("mode", error)
-
-    def _cold(self, opened: Any, what: str, began_ns: int) -> None:
-        """Say that this call ran eagerly on the way to a graph, which is no failure."""
-        if opened is not None:
-            opened.ran = Ran(EAGER.name, self.asked.mode, what)
-        self.notes.cold(what, time.perf_counter_ns() - began_ns)
 
 
 def _text(what: str, error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -59,6 +60,8 @@ class Ground:
         self._waiting = 0
         self._capturing = False
         self._streams: dict[int, list[int]] = {}
+        #: Whose graphs may hold communicators of other libraries.
+        self._holders: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def take_turn(self) -> Turn | None:
         """Return what is held for the length of a capture and of the call before it; None while another holds it."""
@@ -114,6 +117,15 @@ class Ground:
             with self._lock:
                 self._capturing = False
                 quiet.notify_all()
+
+    def hold(self, holder: Any) -> None:
+        """Take *holder* as one whose graphs may keep others waiting for their end: it has ``let_all_go()``."""
+        self._holders.add(holder)
+
+    def let_go(self) -> None:
+        """Let the graphs of all of them go: they are captured anew by the next calls. Never raises."""
+        for holder in list(self._holders):
+            holder.let_all_go()
 
     def free_stream(self, index: int) -> int | None:
         """Return a stream of device *index* that was given back, if there is one."""
@@ -173,6 +185,18 @@ class Launcher:
             raise self.refused(opened, why)
         self.tell(opened, EAGER.name, why)
         return self.function(*arguments, **named)
+
+    def for_now(self, opened: Any, arguments: Any, named: Any, why: str) -> Any:
+        """Run the call as it is for a cause that passes: the mode is honoured later, and nothing is to be said."""
+        if opened is not None:
+            opened.ran = Ran(EAGER.name, self.asked.mode, why)
+        return self.function(*arguments, **named)
+
+    def cold(self, opened: Any, what: str, began_ns: int) -> None:
+        """Say that this call ran eagerly on the way to a graph, which is no failure."""
+        if opened is not None:
+            opened.ran = Ran(EAGER.name, self.asked.mode, what)
+        self.notes.cold(what, time.perf_counter_ns() - began_ns)
 
     def tell(self, opened: Any, ran: str, why: str) -> None:
         """Tell *opened* that *ran* is how the call was launched: it has run already.

@@ -108,6 +108,10 @@ class Signatures:
             let_go(self._known.pop(graphs[0]))
         self.captures += 1
 
+    def with_graphs(self) -> list[Signature]:
+        """Return those that have a graph."""
+        return [one for one in self._known.values() if one.captured is not None]
+
     def stale_with(self, known: Signature) -> list[Signature]:
         """Return *known* and those whose graphs are as stale: each would keep what was, a model, alive."""
         others = [(one, one.captured) for one in self._known.values() if one is not known]

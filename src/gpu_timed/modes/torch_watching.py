@@ -21,6 +21,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpu_timed.modes.torch_ranks import before_they_end
+
 _READS: Final = frozenset(
     {
         *("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"),
@@ -207,6 +209,13 @@ def _has_ranks() -> bool:
     """Return whether this process is one of several that exchange data by torch."""
     found: Any = sys.modules.get("torch.distributed")
     return found is not None and found.is_available() and found.is_initialized() and found.get_world_size() > 1
+
+
+def hold_for_ranks(ground: Any, holder: Any) -> None:
+    """Have the graphs of *holder* go before what they may hold, where this process is one of several ranks."""
+    if _has_ranks():
+        ground.hold(holder)
+        before_they_end(ground.let_go)
 
 
 def _is_made_of_others(kind: type) -> bool:
