@@ -99,8 +99,10 @@ def take(arguments: tuple[Any, ...], named: Mapping[str, Any], holds: Callable[[
                 key.append(leaf.data_ptr())
         elif isinstance(leaf, _PLAIN) and not has_attributes(leaf):
             told_by_text = leaf.__hash__ is None or isinstance(leaf, float | complex)  # 0.0 == -0.0
-            long = isinstance(leaf, str | bytes) and len(leaf) > _MOST_KEPT
-            key.append((kind, repr(leaf) if told_by_text else _digest(leaf) if long else leaf))
+            told: Any = repr(leaf) if told_by_text else leaf
+            if isinstance(leaf, str | bytes) and len(leaf) > _MOST_KEPT:
+                told = _digest(leaf)
+            key.append((kind, told))
         else:
             key.append((kind, id(leaf)))
     return Taken(tuple(key), tensors, leaves, spec, refused)
