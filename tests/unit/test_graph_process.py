@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 from make_believe_graphs import Device  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.nn.attention.flex_attention import flex_attention  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
@@ -61,6 +62,40 @@ def test_what_is_changed_of_a_tensor_made_of_others_are_its_parts(graphs: Device
             assert f(torch.ones(2)).tolist() == [call + 3.0] * 2
     assert [record.mode for record in records] == ["eager"] * 2 + ["cuda_graph"] * 3
     assert state.b.tolist() == [6.0, 6.0]
+
+
+# -- operations that run functions ------------------------------------------------------------------------
+
+
+def attention(a: Any) -> Any:
+    return flex_attention(a, a, a)
+
+
+def branches(a: Any) -> Any:
+    return torch.cond(a.sum() > 0, torch.sin, torch.cos, (a,))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(("function", "name"), [(attention, "flex_attention"), (branches, "cond")])
+@pytest.mark.parametrize("known", [True, False])
+def test_operations_that_run_functions_are_run_and_named(
+    graphs: Device, monkeypatch: pytest.MonkeyPatch, function: Any, name: str, known: bool
+) -> None:
+    """They raise, in the user's call, where a mode is around them that they do not know: no call came through."""
+    if not known:  # as in older versions of torch
+
+        class Older(Watch):
+            supports_higher_order_operators = False
+
+        monkeypatch.setattr(torch_watching, "Watch", Older)
+        monkeypatch.setattr(torch_watching, "_all_come_here", False)
+    f = gpu_timed(function, name="f", mode=GRAPH)
+    a = torch.ones(1, 2, 4, 8)
+    with capture() as records:
+        for _ in range(3):
+            assert torch.equal(f(a), function(a))
+    assert {record.mode for record in records} == {"eager"}
+    assert f"{name} runs functions that cannot be seen into, at {__file__}:" in records[-1].mode_reason
 
 
 # -- what stands around a call and sees each operation ----------------------------------------------------

@@ -7,11 +7,13 @@ Private, versions seen 2.6 to 2.13: ``torch.utils._python_dispatch.TorchDispatch
 ``is_infra_mode`` and ``ignore_compile_internals``; ``OpOverload._schema``, its ``is_mutable`` and
 ``alias_info.is_write``; ``OpOverload.tags`` and ``namespace``; ``UntypedStorage._cdata`` and that of generators;
 ``torch._C._len_torch_dispatch_stack``, ``_get_dispatch_stack_at`` and ``_pop_torch_dispatch_stack``;
+``torch._ops.HigherOrderOperator`` with ``_higher_order_ops`` and ``python_key_table``;
 ``torch._C._disabled_torch_dispatch_impl``, which a class has whose tensors are as any other.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +21,7 @@ from typing import Any, Final
 
 import torch
 import torch.utils._pytree as pytree
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_timed.modes.torch_ranks import before_they_end
@@ -45,6 +48,7 @@ _BETWEEN_RANKS: Final = frozenset(
     {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem"}
 )
 _DYNAMO: Final = "torch._dynamo"
+_all_come_here: Final = hasattr(TorchDispatchMode, "supports_higher_order_operators")
 _NO_WORK: Final = "torch._subclasses."
 """Where the classes of tensors are that only say what a result would look like: nothing is done for them anywhere."""
 
@@ -105,6 +109,15 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         if count and torch._C._get_dispatch_stack_at(count - 1) is self:  # noqa: SLF001
             torch._C._pop_torch_dispatch_stack(None)  # noqa: SLF001
 
+    #: Else flex_attention, torch.cond or scan raise, in the user's call, that they do not know this mode.
+    supports_higher_order_operators = True
+
+    def __enter__(self) -> Any:
+        """Begin to watch this thread."""
+        if not _all_come_here:
+            make_known(type(self))
+        return super().__enter__()
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return _DYNAMO in sys.modules  # else it would be imported for that
@@ -122,6 +135,9 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at *func*, and run it."""
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            self.blocked = self.blocked or f"{func.name()} runs functions that cannot be seen into, {_line()}"
+            return func(*args, **kwargs)
         if types and any(map(_is_made_of_others, types)):
             if any(kind.__module__.startswith(_NO_WORK) for kind in types):
                 return func(*args, **kwargs)
@@ -205,6 +221,17 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
                 self.blocked = f"{name} works on a tensor on {one.device}, {_line()}"
 
 
+def make_known(kind: type[Watch]) -> None:
+    """Have operations that run functions come to modes of this *kind*, in a torch in which each asks whether it may."""
+    for operation in list(getattr(torch._ops, "_higher_order_ops", {}).values()):  # noqa: SLF001
+        if kind not in operation.python_key_table:
+            operation.py_impl(kind)(functools.partial(_come, operation))
+
+
+def _come(operation: Any, mode: Watch, *arguments: Any, **named: Any) -> Any:
+    return mode.__torch_dispatch__(operation, (), arguments, named)
+
+
 def _has_ranks() -> bool:
     """Return whether this process is one of several that exchange data by torch."""
     found: Any = sys.modules.get("torch.distributed")
@@ -261,7 +288,8 @@ def _line() -> str:
     frame = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
-        if not name.startswith(("torch.", "gpu_timed.")) and name != "torch":
+        of_torch = name == "torch" or frame.f_code.co_filename.startswith("<eval_with_key>")  # which torch.fx has made
+        if not of_torch and not name.startswith(("torch.", "gpu_timed.")):
             return f"at {frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "in torch"
