@@ -64,6 +64,32 @@ def test_what_is_changed_of_a_tensor_made_of_others_are_its_parts(graphs: Device
     assert state.b.tolist() == [6.0, 6.0]
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("kind", ["batch", "batch, that only reads", "instance"])
+def test_running_statistics_are_those_of_as_many_eager_calls(graphs: Device, kind: str, mode: Any) -> None:
+    """A batch norm does not say in its schema that it changes them: a replay beside the call moved them once more."""
+    layers = [
+        torch.nn.InstanceNorm1d(2, track_running_stats=True) if kind == "instance" else torch.nn.BatchNorm1d(2)
+        for _ in range(2)
+    ]
+    for layer in layers:
+        layer.train("reads" not in kind)
+    f = gpu_timed(layers[0].forward, name="f", mode=GRAPH)
+    a = torch.arange(24.0).reshape(3, 2, 4)
+    with mode():
+        for _ in range(5):
+            assert torch.allclose(f(a), layers[1](a))
+        with Watch(lambda _: True) as watch:
+            layers[0](a)
+    assert graphs.captures == 1
+    for one in (layers[0].running_mean, layers[0].running_var):
+        assert (key_of(one) in watch.changed) == ("reads" not in kind)
+    with mode():
+        layers[1](a)
+    assert torch.allclose(layers[0].running_mean, layers[1].running_mean)
+    assert torch.allclose(layers[0].running_var, layers[1].running_var)
+
+
 # -- operations that run functions ------------------------------------------------------------------------
 
 

@@ -173,6 +173,9 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
                 self.outside.setdefault(key, one)
         if schema.is_mutable:
             self._note_changes(schema, args, kwargs)
+        elif "_norm" in schema.name:
+            for one in _statistics(schema, args, kwargs):
+                self.will_change(one)
         if not self.blocked:
             self._look(schema.name, taken)
 
@@ -249,6 +252,17 @@ def _is_made_of_others(kind: type) -> bool:
     """Return whether tensors of this class have no memory of their own: distributed, quantised, jagged ones, say."""
     dispatch = getattr(kind, "__torch_dispatch__", None)
     return dispatch is not None and dispatch is not torch._C._disabled_torch_dispatch_impl  # noqa: SLF001
+
+
+def _statistics(schema: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Return the running means and variances that a batch norm changes, which its schema does not say."""
+    given = {
+        one.name: args[place] if place < len(args) else kwargs.get(one.name)
+        for place, one in enumerate(schema.arguments)
+    }
+    trains = given.get("training", given.get("use_input_stats", True))
+    found = [given.get("running_mean"), given.get("running_var")]
+    return [one for one in found if isinstance(one, torch.Tensor)] if trains and "backward" not in schema.name else []
 
 
 def _may_stop(func: Any, taken: list[Any]) -> bool:
