@@ -7,6 +7,7 @@ A text is shorthand for a value with its defaults: ``"cuda_graph"`` for ``CudaGr
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -39,14 +40,14 @@ def _flags(held: Any, *names: str) -> None:
             raise ConfigurationError(f"{name} must be True or False, not {getattr(held, name)!r}.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Eager:
     """Each call as the function is written."""
 
     name: ClassVar[str] = "eager"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Compile:
     """Through ``torch.compile``, once for each site.
 
@@ -92,7 +93,7 @@ class Compile:
         return self.mode in _WITH_GRAPHS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class CudaGraph:
     """One CUDA Graph for each input signature: captured after a warm-up, replayed from then on.
 
@@ -209,10 +210,18 @@ def mode_of(value: object) -> Mode:
     raise unknown_value("mode", value, MODES)
 
 
-@functools.lru_cache(maxsize=1024)
+_known: Final[weakref.WeakKeyDictionary[Any, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+
+
 def _the_same(value: Hashable) -> Any:
-    """Return the first value that was equal to *value*: modes are told apart by identity, which is fast."""
-    return value
+    """Return the first value that was equal to *value*: modes are told apart by identity, which is fast.
+
+    It is known as long as it is used somewhere: what it holds, as the model of a ``reset=model.reset``, goes with it.
+    """
+    found = _known.setdefault(value, weakref.ref(value))()
+    if found is None:  # it went just now
+        _known[value] = weakref.ref(value)
+    return value if found is None else found
 
 
 def parse_rules(text: str) -> tuple[Rule, ...]:

@@ -28,6 +28,8 @@ class Recorder(Watch):
         if func._schema.name == "aten::_local_scalar_dense":
             raise RuntimeError("operation not permitted when stream is capturing")
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if result is NotImplemented:
+            return result
         self.ops.append((func, args, kwargs or {}, result))
         return result
 
@@ -76,6 +78,7 @@ class Device:
         #: How many random numbers a replay draws more than the call: torch's counts for the whole graph.
         self.draws_more = 0
         self.graphs: list[Graph] = []
+        self.free = 1 << 40
 
     def relaxed(self) -> Any:
         return contextlib.nullcontext()
@@ -91,6 +94,9 @@ class Device:
 
     def compile_in_use(self) -> bool:
         return self.compiles
+
+    def room(self, tensor: Any) -> int:
+        return self.free
 
     def random_state(self, tensor: Any) -> Any:
         return torch.get_rng_state()

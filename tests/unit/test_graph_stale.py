@@ -15,7 +15,8 @@ from gpu_timed.testing import capture
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.distributed._functional_collectives as functions_of_dist  # noqa: E402
-from make_believe_graphs import Device  # noqa: E402
+from make_believe_graphs import Device, Graph  # noqa: E402
+from torch.distributed import destroy_process_group  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from gpu_timed.modes import host_reach, torch_graphs  # noqa: E402
@@ -192,15 +193,27 @@ def ranks() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_what_ranks_exchange_is_exchanged_as_often_as_it_is_called(graphs: Device, ranks: None) -> None:
+@torch.library.custom_op("gpu_timed_tests::reduced", mutates_args=())
+def reduced(a: torch.Tensor) -> torch.Tensor:
+    found = a.clone()
+    dist.all_reduce(found)
+    return found
+
+
+@pytest.mark.parametrize("how", ["in place", "an operation of one's own"])
+def test_what_ranks_exchange_is_exchanged_as_often_as_it_is_called(graphs: Device, ranks: None, how: str) -> None:
     """One rank that tries a replay out beside its call is one exchange ahead of the others."""
     factor = [2.0]
+    with Watch(lambda _: True):
+        reduced(torch.ones(2))  # torch keeps in it how it is called
 
     @gpu_timed(name="f", mode=CudaGraph(warmup=1, audit_every=2))
     def f(a: Any) -> Any:
         a = a * factor[0]
-        dist.all_reduce(a)
-        return a
+        if how == "in place":
+            dist.all_reduce(a)
+            return a
+        return reduced(a)
 
     with capture() as records:
         for call in range(8):
@@ -211,6 +224,8 @@ def test_what_ranks_exchange_is_exchanged_as_often_as_it_is_called(graphs: Devic
             assert graphs.replays - before == int(call not in {0, 1, 3, 5, 7}), call
     whys = [record.mode_reason for record in records if record.mode_reason]
     told = "not compared: it exchanges data with other ranks"
+    if how.startswith("an operation"):
+        told = "not compared: gpu_timed_tests::reduced may exchange data with other ranks"
     assert whys[1:] == [f"captured (1.0 MiB) and {told}", told] * 2
 
 
@@ -219,3 +234,46 @@ def test_exchanges_of_functions_without_side_effects_are_seen_too(ranks: None) -
         given = functions_of_dist.all_reduce(torch.ones(2), "sum", dist.group.WORLD) * 1
     assert given.tolist() == [1.0, 1.0]
     assert watch.talks
+
+
+@pytest.mark.parametrize("how", ["destroyed", "aborted"])
+def test_graphs_go_before_the_communicators_that_they_hold(
+    graphs: Device, ranks: None, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Of NCCL's to destroy one is to wait until no graph has it: the end of the program hangs."""
+    began: list[bool] = []
+
+    def noting(graph: Graph) -> None:
+        began.append(dist.is_initialized())
+        release(graph)
+
+    release = Graph.release
+    monkeypatch.setattr(Graph, "release", noting)
+
+    @gpu_timed(name="f", mode=CudaGraph(warmup=1))
+    def f(a: Any) -> Any:
+        a = a * 2.0
+        dist.all_reduce(a)
+        return a
+
+    for _ in range(3):
+        f(torch.ones(2))
+    if how == "destroyed":
+        destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    else:
+        dist.group.WORLD.abort()
+    assert began == [True]
+    for _ in range(3):
+        assert f(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert graphs.captures == 2
+
+
+def test_where_there_are_no_other_ranks_all_is_compared(graphs: Device) -> None:
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a: doubled(a) + 1)
+    with Watch(lambda _: True):
+        doubled(torch.ones(2))
+    with capture() as records:
+        for _ in range(3):
+            f(torch.ones(2))
+    assert records[1].mode_reason == "captured (1.0 MiB) and compared with this run"

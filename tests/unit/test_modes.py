@@ -7,11 +7,13 @@ import contextlib
 import contextvars
 import copy
 import functools
+import gc
 import inspect
 import pickle
 import sys
 import threading
 import types
+import weakref
 from typing import Any
 
 import pytest
@@ -326,6 +328,48 @@ def test_a_decorated_coroutine_has_its_mode_from_first_to_last_and_no_other_task
     assert seen == [("step", "compile")] * 6
 
 
+def test_one_block_may_be_entered_by_many_tasks_and_left_in_any_order_and_context(
+    device: FakeDevice, seen: list[Any]
+) -> None:
+    """A request that ends before another does must not get an error of ours, nor end the other's mode."""
+    block = use_mode("cuda_graph")
+    f = gpu_timed(name="f")(lambda: None)
+    ran: list[tuple[str, bool]] = []
+
+    async def request(name: str, begins: asyncio.Event, ends: asyncio.Event) -> None:
+        await begins.wait()
+        with block:
+            await ends.wait()
+            f()
+            ran.append((name, len(seen) == len(ran) + 1))
+        f()
+
+    async def serve() -> None:
+        events = {key: asyncio.Event() for key in ("a", "b", "a ends", "b ends")}
+        tasks = [asyncio.create_task(request(name, events[name], events[f"{name} ends"])) for name in "ab"]
+        for key in ("a", "b", "a ends", "b ends"):
+            events[key].set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(serve())
+    assert ran == [("a", True), ("b", True)]
+    assert len(seen) == 2  # and none after the blocks
+
+    @use_mode("compile")
+    async def waits() -> None:
+        await types.coroutine(lambda: (yield))()
+
+    coroutine = waits()
+    contextvars.copy_context().run(coroutine.send, None)
+    coroutine.close()  # in another context
+    with block, block:
+        f()
+    f()
+    assert len(seen) == 3
+
+
 def test_what_no_block_can_be_put_around_is_no_place_for_the_decorator() -> None:
     async def stream() -> Any:
         yield 1
@@ -422,6 +466,27 @@ def test_methods_objects_and_copies_have_the_mode(device: FakeDevice, seen: list
     assert timed() == 4
     assert copy.copy(timed)() == 4
     assert [name for name, _ in seen] == ["method", "method", "static", "object", "object"]
+
+
+def test_what_a_mode_holds_goes_with_it(device: FakeDevice, seen: list[Any]) -> None:
+    """A model, that is, with its weights on the device."""
+
+    class Model:
+        def reset(self) -> None:
+            """Put back what a call changes."""
+
+        def step(self) -> None:
+            """Work."""
+
+    model = Model()
+    step = gpu_timed(model.step, mode=CudaGraph(reset=model.reset))
+    step()
+    assert mode_of(CudaGraph(reset=model.reset)) is mode_of(CudaGraph(reset=model.reset))
+    gone = weakref.ref(model)
+    del model, step
+    flush()
+    gc.collect()
+    assert gone() is None
 
 
 def test_one_launcher_for_a_function_and_a_mode_and_not_without_end(device: FakeDevice, seen: list[Any]) -> None:

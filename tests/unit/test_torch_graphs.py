@@ -265,3 +265,16 @@ def test_a_thread_that_has_no_context_yet_gets_one(machine: Machine, monkeypatch
     graph.order()
     graph.replay()
     assert (asked, touched) == ([(1, 7), (1, 7)], ["cuda:0"])
+
+
+def test_room_is_what_the_driver_has_and_what_torch_keeps_and_is_asked_for_in_relaxed_mode(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may be in the midst of a capture."""
+    depths: list[int] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: depths.append(machine.relaxed_depth) or (100, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 50)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 20)
+    device = torch_graphs.Device(machine.relaxed, Ground())
+    assert device.room(torch.ones(1)) == 130
+    assert depths == [1]

@@ -132,9 +132,11 @@ class Capturing:
         """Return why what the call changes is more than can be undone. *state* is the tensors that it knows otherwise.
 
         Raises:
-            Passing: Arguments of this call share memory.
+            Passing: Arguments of this call share memory, or there is little left of the device's.
         """
         if watch.too_much:
+            if watch.most_bytes < self.mode.max_state_bytes:
+                raise Passing("the device has too little memory left to set aside what the call changes")
             return f"changes more state than max_state_bytes={self.mode.max_state_bytes:,}"
         shares = self._shares(watch, taken, state)
         if shares is not None and shares(taken.tensors):
@@ -253,7 +255,7 @@ class Capturing:
         What compiled code changes is not seen, and must not be changed twice.
         """
         if watch.talks:
-            return "it exchanges data with other ranks"
+            return str(watch.talks)
         return "torch.compile is in use" if self.mode.mutates is None and self._device.compile_in_use() else ""
 
     def compare(  # noqa: PLR0917 - all that is known of the call

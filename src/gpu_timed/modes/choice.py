@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
@@ -78,14 +78,21 @@ class Switch:
         """Begin anew. Blocks that are open stay open."""
         self.in_force, self._rules, self._said = bool(self._uses.get()), (), set()
 
-    def use(self, rule: Rule) -> Token[tuple[Rule, ...]]:
-        """Put *rule* before all others in this context. Returns what :meth:`unuse` takes."""
+    def use(self, rule: Rule) -> None:
+        """Put *rule* before all others in this context."""
         self.in_force = True
-        return self._uses.set((rule, *self._uses.get()))
+        self._uses.set((rule, *self._uses.get()))
 
-    def unuse(self, token: Token[tuple[Rule, ...]]) -> None:
-        """Undo :meth:`use`."""
-        self._uses.reset(token)
+    def unuse(self, rule: Rule) -> None:
+        """Undo :meth:`use`. Where that was in another context, as of a coroutine that is collected, this one has none.
+
+        Not by the token of the variable's: that is of one context, and whoever ends another's gets an error.
+        """
+        uses = self._uses.get()
+        for place, one in enumerate(uses):
+            if one is rule:
+                self._uses.set((*uses[:place], *uses[place + 1 :]))
+                return
 
     def names(self, site_name: str) -> bool:
         """Return whether a rule of the whole process is about sites of that name."""
@@ -219,15 +226,14 @@ class UseMode:
             )
         self._switch = switch
         self._rule = Rule(match, mode_of(mode))
-        self._tokens: list[Token[tuple[Rule, ...]]] = []
 
     def __enter__(self) -> None:
-        self._tokens.append(self._switch.use(self._rule))
+        self._switch.use(self._rule)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._switch.unuse(self._tokens.pop())
+        self._switch.unuse(self._rule)
 
     def __call__(self, function: _F) -> _F:
         """Have every call of *function* be such a block, of a coroutine function from its first line to its last.
@@ -250,18 +256,18 @@ class UseMode:
         use, unuse, rule = self._switch.use, self._switch.unuse, self._rule
 
         async def in_mode_async(*arguments: Any, **named: Any) -> Any:
-            token = use(rule)  # of this call alone: others may be under way in other tasks
+            use(rule)
             try:
                 return await function(*arguments, **named)
             finally:
-                unuse(token)
+                unuse(rule)
 
         def in_mode(*arguments: Any, **named: Any) -> Any:
-            token = use(rule)
+            use(rule)
             try:
                 return function(*arguments, **named)
             finally:
-                unuse(token)
+                unuse(rule)
 
         made = in_mode_async if _is(inspect.iscoroutinefunction, function) else in_mode
         return cast("_F", functools.wraps(function)(made))

@@ -13,21 +13,17 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from threading import RLock
 from typing import Any, Final
 
 from gpu_timed.mode_values import EAGER, CudaGraph, Ran
 from gpu_timed.modes import host_state
 from gpu_timed.modes.capturing import CHANGES, STALE, Captured, Capturing, Launched, is_as_said, said
-from gpu_timed.modes.launcher import INSIDE, Launcher, Notes, Passing, inside
-from gpu_timed.modes.signature import PLAIN, Signature
+from gpu_timed.modes.launcher import INSIDE, ForNow, Launcher, Notes, Passing, inside
+from gpu_timed.modes.signature import PLAIN, Signature, Signatures
 from gpu_timed.site import Site
 
-_MOST_SIGNATURES: Final = 1024
-_CAPTURES: Final = 4
-"""Captures of a site, in multiples of its ``max_graphs``, after which none is made any more."""
 _MOST_AGAIN: Final = 8
 """Captures anew of one signature because of what changed on the host."""
 _MOST_FAILURES: Final = 8
@@ -35,6 +31,8 @@ _MOST_FAILURES: Final = 8
 are tried."""
 _LOOKS: Final = 2
 """Calls of a signature, of those of its warm-up, that are looked at before it is refused for what one of them did."""
+_PART: Final = 4
+"""What is set aside for a capture is at most one part in so many of the memory that is free: the rest is the call's."""
 _MOST_TEXT: Final = 300
 
 
@@ -47,10 +45,10 @@ class Graphed(Launcher):
         super().__init__(function, site, mode, notes)
         #: Held for moments, and never while code of the user's runs.
         self._lock = RLock()
-        self._signatures: OrderedDict[Hashable, Signature] = OrderedDict()
+        self._in_the_midst: Callable[[], bool] = getattr(self._lock, "_is_owned", bool)
+        self._signatures = Signatures()
         #: The signature that was replayed last, and what tells its calls.
         self._recent: tuple[Signature, Any] | None = None
-        self._captures = 0
         self._device: Any = None
         self._values: Any = None
         self._watching: Any = None
@@ -59,6 +57,8 @@ class Graphed(Launcher):
 
     def run(self, opened: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """See :meth:`Launcher.run`."""
+        if self._in_the_midst():  # of a replay, which is about to be queued: its inputs are not to be overwritten
+            return self.for_now(opened, arguments, named, "inside a replay of its own, say by a handler of a signal")
         recent = self._recent
         known: Signature | None = None
         taken: Any = None
@@ -77,43 +77,51 @@ class Graphed(Launcher):
         except Exception as error:  # noqa: BLE001 - rule 1
             self.notes.fault("mode", error)
             why, known = _text("gpu_timed could not look at the arguments", error), None
-        if why == INSIDE:  # its calls outside of that are replays as asked for: nothing to raise, were it strict
-            return self._for_now(opened, arguments, named, why)
+        if isinstance(why, ForNow):  # its calls outside of that are replays as asked for
+            return self.for_now(opened, arguments, named, why)
         if why or known is None:
             return self.eagerly(opened, arguments, named, why)
         if known.captured is None and known.runs < self.mode.warmup:
             return self._warm_up(opened, known, taken or self._take(arguments, named), arguments, named)
+        result: Any = STALE
+        failed: BaseException | None = None
         try:
             result = self._replay(known, taken.tensors if tensors is None else tensors)
         except Passing as error:
-            return self._for_now(opened, arguments, named, str(error)[:_MOST_TEXT])
+            return self.for_now(opened, arguments, named, str(error)[:_MOST_TEXT])
         except Launched as error:  # to run it now would be to run it twice
-            known.refused = _text("a replay failed", error.__cause__ or error)
+            failed = error.__cause__ or error
+            known.refused = _text("a replay failed", failed)
             self.tell(opened, self.asked.mode, known.refused)
-            raise (error.__cause__ or error) from None
         except Exception as error:  # noqa: BLE001 - nothing has happened yet
             why = _text("a replay failed", error)
             known.failed_replays += 1
             if known.failed_replays >= _MOST_FAILURES:
                 known.refused = why
             return self.eagerly(opened, arguments, named, why)
+        if failed is not None:  # not where it was caught: it is as it was raised
+            raise failed
         if result is not STALE:
             if taken is not None:
                 self._remember(known, taken, arguments, named)
             if opened is not None:
                 opened.ran = self.asked
             return result
+        return self._without_graph(opened, known, taken or self._take(arguments, named), arguments, named)
+
+    def _without_graph(self, opened: Any, known: Signature, taken: Any, arguments: Any, named: Any) -> Any:
+        """Run a call that was watched often enough, and is to be captured, or compared, if that can be now."""
         if known.again > _MOST_AGAIN:
             known.refused = "what it sees on the host changes again and again between its calls"
         if known.refused:
             return self.eagerly(opened, arguments, named, known.refused)
-        lock = self.notes.ground.lock
-        if not lock.acquire(blocking=False):
-            return self._for_now(opened, arguments, named, "another thread is capturing a graph: tried at a later call")
+        turn = self.notes.ground.take_turn()
+        if turn is None:
+            return self.for_now(opened, arguments, named, "another thread is capturing a graph: tried at a later call")
         try:
-            return self._capture(opened, known, taken or self._take(arguments, named), arguments, named)
+            return self._capture(opened, known, taken, arguments, named)
         finally:
-            lock.release()
+            self.notes.ground.end_turn()
 
     # -- finding --------------------------------------------------------------------------------------
 
@@ -122,7 +130,7 @@ class Graphed(Launcher):
         device = self._device or self._make()
         if device is None:
             return self._given_up, None, None
-        why = device.refusal()
+        why = device.refusal() or self._values.around()
         if why:
             return why, None, None
         if inside.depth:
@@ -132,20 +140,9 @@ class Graphed(Launcher):
             return taken.refused or "no argument is a tensor on the device", taken, None
         with self._lock:
             self._recent = None  # the last in order is this one
-            signatures = self._signatures
-            known = signatures.get(taken.key)
-            if known is None or known.gone:
-                for key in [key for key, one in signatures.items() if one.gone]:
-                    self._forget(key)
-                if len(signatures) >= _MOST_SIGNATURES:
-                    self._forget(next(iter(signatures)))
-                known = signatures[taken.key] = Signature()
-                known.holds([leaf for leaf in taken.leaves if not self._values.is_tensor(leaf)])
-            else:
-                signatures.move_to_end(taken.key)
-        if known.captured is None and not known.refused and self._captures >= _CAPTURES * self.mode.max_graphs:
-            return f"{self._captures} graphs were captured: too many input signatures", taken, known
-        return known.refused, taken, known
+            objects = lambda: [leaf for leaf in taken.leaves if not self._values.is_tensor(leaf)]  # noqa: E731
+            known, why = self._signatures.of(taken.key, self.mode, objects, self._let_go)
+        return why or (known.refused if known is not None else ""), taken, known
 
     def _make(self) -> Any:
         with self._lock:
@@ -181,8 +178,9 @@ class Graphed(Launcher):
             if result is not STALE:
                 captured.replays += 1
             elif not audits or captured.guards.stale():
-                known.again += 1
-                self._let_go(known)
+                for one in self._signatures.stale_with(known):
+                    one.again += 1
+                    self._let_go(one)
         if result is STALE:
             return STALE
         finished = captured.finished(result)  # which may be the user's code: not with the lock
@@ -201,9 +199,6 @@ class Graphed(Launcher):
             known.alike = False
             self.notes.fault("mode", error)
 
-    def _forget(self, key: Hashable) -> None:
-        self._let_go(self._signatures.pop(key))
-
     def _let_go(self, known: Signature) -> None:
         with self._lock:
             self._recent = None
@@ -212,13 +207,17 @@ class Graphed(Launcher):
                 with self._device.relaxed():
                     captured.graph.release()
 
-    # -- running --------------------------------------------------------------------------------------
+    def let_all_go(self) -> None:
+        """Let all graphs go. Never raises."""
+        try:
+            if not self._in_the_midst():
+                with self._lock:
+                    for known in self._signatures.with_graphs():
+                        self._let_go(known)
+        except Exception as error:  # noqa: BLE001 - it is somebody else's call
+            self.notes.fault("mode", error)
 
-    def _for_now(self, opened: Any, arguments: Any, named: Any, why: str) -> Any:
-        """Run the call as it is for a cause that passes: the mode is honoured later, and nothing is to be said."""
-        if opened is not None:
-            opened.ran = Ran(EAGER.name, self.asked.mode, why)
-        return self.function(*arguments, **named)
+    # -- running --------------------------------------------------------------------------------------
 
     def _warm_up(self, opened: Any, known: Signature, taken: Any, arguments: Any, named: Any) -> Any:
         """Run the user's call, eagerly and watched."""
@@ -228,19 +227,18 @@ class Graphed(Launcher):
             known.refused = ready
             return self.eagerly(opened, arguments, named, ready)
         before, watch = ready
+        self._signatures.watched += 1
         result = self._watched(opened, watch, arguments, named)
         known.runs += 1
         why = self._why_not(known, watch, before, result)
         if why and known.runs < min(_LOOKS, self.mode.warmup):  # it may be what is done once: tuning, a cache made
-            self._cold(
-                opened, f"warm-up {known.runs} of {self.mode.warmup}, looked at again: {why}"[:_MOST_TEXT], began
-            )
+            self.cold(opened, f"warm-up {known.runs} of {self.mode.warmup}, looked at again: {why}"[:_MOST_TEXT], began)
             return result
         known.refused = known.refused or why
         if known.refused:
             self.tell(opened, EAGER.name, known.refused)
             return result
-        self._cold(opened, f"warm-up {known.runs} of {self.mode.warmup} before capture", began)
+        self.cold(opened, f"warm-up {known.runs} of {self.mode.warmup} before capture", began)
         return result
 
     def _watch(self, taken: Any, most_bytes: int | None, arguments: Any, named: Any) -> tuple[Any, Any] | str:
@@ -263,6 +261,9 @@ class Graphed(Launcher):
         try:
             with watch:
                 return self.function(*arguments, **named)
+        except BaseException:
+            watch.forget()  # who keeps the exception keeps this frame
+            raise
         finally:
             inside.depth -= 1
 
@@ -326,7 +327,7 @@ class Graphed(Launcher):
                 captured = None
             known.failed_captures += 1
             if known.failed_captures < _MOST_FAILURES:
-                self._cold(opened, f"not captured now, tried at a later call: {error}"[:_MOST_TEXT], began)
+                self.cold(opened, f"not captured now, tried at a later call: {error}"[:_MOST_TEXT], began)
                 return result
             why = _text("could not be captured", error)
         except Exception as error:  # noqa: BLE001 - what cannot be captured, and any fault of ours
@@ -337,10 +338,11 @@ class Graphed(Launcher):
             return result
         captured.replays += 1
         known.captured = captured
+        self._watching.hold_for_ranks(self.notes.ground, self)
         self.asked = self.asked._replace(graph_memory_bytes=self._device.held())
         what = f"captured ({captured.graph.nbytes / (1 << 20):.1f} MiB) and " if new else ""
         compared = capturing.not_compared(watch)
-        self._cold(opened, f"{what}{f'not compared: {compared}' if compared else 'compared with this run'}", began)
+        self.cold(opened, f"{what}{f'not compared: {compared}' if compared else 'compared with this run'}", began)
         return result
 
     def _drawn(self, watch: Any, before: Any, after: Any) -> tuple[Any, Any] | None:
@@ -358,17 +360,15 @@ class Graphed(Launcher):
                 with self._device.relaxed():
                     fresh = [self._values.standing_in(tensor) for tensor in fresh]
             drawn = self._device.random_state(taken.tensors[0])
+            most = min(self.mode.max_state_bytes, self._device.room(taken.tensors[0]) // _PART)
         except Exception as error:  # noqa: BLE001 - no memory for it, say
             return _text("its inputs cannot be copied", error)
-        ready = self._watch(taken, self.mode.max_state_bytes, arguments, named)
+        ready = self._watch(taken, most, arguments, named)
         return ready if isinstance(ready, str) else (fresh, drawn, *ready)
 
     def _make_graph(self, taken: Any, fresh: list[Any], watch: Any, *, draws: bool) -> Captured:
         with self._lock:
-            graphs = [key for key, one in self._signatures.items() if one.captured is not None]
-            if len(graphs) >= self.mode.max_graphs:
-                self._forget(graphs[0])
-            self._captures += 1
+            self._signatures.make_room(self.mode.max_graphs, self._let_go)
         inside.depth += 1
         try:
             made: Captured = self._capturing.make(taken, fresh, watch, draws=draws)
@@ -384,12 +384,6 @@ class Graphed(Launcher):
                     captured.graph.release()
         except Exception as error:  # noqa: BLE001 - rule 1
             self.notes.fault("mode", error)
-
-    def _cold(self, opened: Any, what: str, began_ns: int) -> None:
-        """Say that this call ran eagerly on the way to a graph, which is no failure."""
-        if opened is not None:
-            opened.ran = Ran(EAGER.name, self.asked.mode, what)
-        self.notes.cold(what, time.perf_counter_ns() - began_ns)
 
 
 def _text(what: str, error: BaseException) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from threading import Condition, Lock, local
+from threading import Condition, RLock, local
 from typing import Any, Final, Protocol
 
 from gpu_timed.errors import ModeError
@@ -20,11 +22,25 @@ inside: Final = _Inside()
 """How many calls this thread is in that are being watched or captured for a CUDA Graph."""
 LONGEST_S: Final = 0.1
 """How long a capture, and a wait for a whole device, make way for one another."""
-INSIDE: Final = "inside the CUDA Graph of another site"
+
+
+class ForNow(str):
+    """Why a call runs as it is though its mode is to be honoured: nothing to raise or to log, were it strict."""
+
+    __slots__ = ()
+
+
+INSIDE: Final = ForNow("inside the CUDA Graph of another site")
 
 
 class Passing(Exception):  # noqa: N818 - a cause, not a fault
     """Why something cannot be done now, and may be the next time."""
+
+
+class Turn:
+    """That this thread is the one that captures."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Ground:
@@ -36,12 +52,29 @@ class Ground:
     """
 
     def __init__(self) -> None:
-        #: Held for the length of a capture, and of the call before it, by whoever gets it at once.
-        self.lock = Lock()
-        self._quiet = Condition()
+        # An exception that a signal's handler raises may come after any call, that of a method that takes a lock, too.
+        # A lock of C's own that is taken by ``with`` is given back whatever comes; a condition of Python's may not be.
+        self._lock = RLock()
+        self._quiet = Condition(self._lock)
+        self._turn: weakref.ref[Turn] | None = None
         self._waiting = 0
         self._capturing = False
         self._streams: dict[int, list[int]] = {}
+        #: Whose graphs may hold communicators of other libraries.
+        self._holders: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def take_turn(self) -> Turn | None:
+        """Return what is held for the length of a capture and of the call before it; None while another holds it."""
+        with self._lock:
+            if self._turn is not None and self._turn() is not None:
+                return None
+            turn = Turn()
+            self._turn = weakref.ref(turn)
+            return turn
+
+    def end_turn(self) -> None:
+        """Give it back. It is given back as it goes, too: by no way can it be lost."""
+        self._turn = None
 
     @contextmanager
     def waiting(self) -> Iterator[bool]:
@@ -52,17 +85,19 @@ class Ground:
         if inside.depth:  # a capture of this thread's: it would wait for itself
             yield False
             return
-        quiet = self._quiet
-        with quiet:
-            was = self._capturing
-            quiet.wait_for(lambda: not self._capturing, LONGEST_S)
-            self._waiting += 1
+        quiet, counted = self._quiet, False
         try:
+            with self._lock:
+                was = self._capturing
+                quiet.wait_for(lambda: not self._capturing, LONGEST_S)
+                self._waiting += 1
+                counted = True
             yield was
         finally:
-            with quiet:
-                self._waiting -= 1
-                quiet.notify_all()
+            if counted:
+                with self._lock:
+                    self._waiting -= 1
+                    quiet.notify_all()
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
@@ -72,17 +107,25 @@ class Ground:
             Passing: One does not end.
         """
         quiet = self._quiet
-        with quiet:
-            self._capturing = True  # from now on none begins
         try:
-            with quiet:
+            with self._lock:
+                self._capturing = True  # from now on none begins
                 if not quiet.wait_for(lambda: not self._waiting, LONGEST_S):
                     raise Passing("another thread is waiting for the device")
             yield
         finally:
-            with quiet:
+            with self._lock:
                 self._capturing = False
                 quiet.notify_all()
+
+    def hold(self, holder: Any) -> None:
+        """Take *holder* as one whose graphs may keep others waiting for their end: it has ``let_all_go()``."""
+        self._holders.add(holder)
+
+    def let_go(self) -> None:
+        """Let the graphs of all of them go: they are captured anew by the next calls. Never raises."""
+        for holder in list(self._holders):
+            holder.let_all_go()
 
     def free_stream(self, index: int) -> int | None:
         """Return a stream of device *index* that was given back, if there is one."""
@@ -142,6 +185,18 @@ class Launcher:
             raise self.refused(opened, why)
         self.tell(opened, EAGER.name, why)
         return self.function(*arguments, **named)
+
+    def for_now(self, opened: Any, arguments: Any, named: Any, why: str) -> Any:
+        """Run the call as it is for a cause that passes: the mode is honoured later, and nothing is to be said."""
+        if opened is not None:
+            opened.ran = Ran(EAGER.name, self.asked.mode, why)
+        return self.function(*arguments, **named)
+
+    def cold(self, opened: Any, what: str, began_ns: int) -> None:
+        """Say that this call ran eagerly on the way to a graph, which is no failure."""
+        if opened is not None:
+            opened.ran = Ran(EAGER.name, self.asked.mode, what)
+        self.notes.cold(what, time.perf_counter_ns() - began_ns)
 
     def tell(self, opened: Any, ran: str, why: str) -> None:
         """Tell *opened* that *ran* is how the call was launched: it has run already.

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from gpu_timed.modes.capturing import Captured
 from gpu_timed.modes.host_places import has_attributes
 
+_MOST_SIGNATURES: Final = 1024
+_CAPTURES: Final = 4
+"""Captures of a site, in multiples of its ``max_graphs``, after which none is made any more."""
+_WATCHED: Final = 16
+"""Calls of a site that are watched, in multiples of those that so many graphs need, after which none is any more."""
 PLAIN: Final = (int, float, bool, str, bytes, complex, type(None))
 """Kinds of values that are told apart by what they are, not by identity."""
 
@@ -32,11 +39,18 @@ class Signature:
         self._kept: list[Any] = []
 
     def holds(self, leaves: list[Any]) -> None:
-        """Take *leaves* as what it knows the identities of."""
+        """Take *leaves* as what it knows the identities of: as one of them goes, its graph does and what that holds."""
+        me = weakref.ref(self)
+
+        def goes(_: Any) -> None:
+            signature = me()
+            if signature is not None:
+                signature.captured = None
+
         for leaf in leaves:
             if not isinstance(leaf, PLAIN) or has_attributes(leaf):
                 try:
-                    self._named.append(weakref.ref(leaf))
+                    self._named.append(weakref.ref(leaf, goes))
                 except TypeError:
                     self._kept.append(leaf)
 
@@ -44,3 +58,61 @@ class Signature:
     def gone(self) -> bool:
         """Whether something it knows by identity is no more, so that another thing may have that identity."""
         return bool(self._named) and any(named() is None for named in self._named)
+
+
+LetGo = Callable[[Signature], None]
+
+
+class Signatures:
+    """What is known of all input signatures of one function, the one that came last at the end.
+
+    *let_go* lets the graph of a signature go. It is not held: who has it holds this, and is to go at once when it does.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Hashable, Signature] = OrderedDict()
+        #: How many graphs were captured, and how many calls were watched on the way to one.
+        self.captures = self.watched = 0
+
+    def of(self, key: Hashable, mode: Any, objects: Callable[[], list[Any]], let_go: LetGo) -> tuple[Any, str]:
+        """Return what is known of the signature *key*; or why no more is to be known of any that has no graph.
+
+        *objects* returns what is to be known by identity.
+        """
+        known = self._known.get(key)
+        if known is not None and not known.gone:
+            self._known.move_to_end(key)
+            return known, "" if known.captured is not None or known.refused else self._too_many(mode)
+        for each in [each for each, one in self._known.items() if one.gone]:
+            let_go(self._known.pop(each))
+        why = self._too_many(mode)
+        if why:  # of which each call may have another: a text, say
+            return None, why
+        if len(self._known) >= _MOST_SIGNATURES:
+            let_go(self._known.popitem(last=False)[1])
+        known = self._known[key] = Signature()
+        known.holds(objects())
+        return known, ""
+
+    def _too_many(self, mode: Any) -> str:
+        if self.captures >= _CAPTURES * mode.max_graphs:
+            return f"{self.captures} graphs were captured: too many input signatures"
+        if self.watched >= _WATCHED * mode.max_graphs * mode.warmup:
+            return f"{self.watched:,} calls were watched for {self.captures} graphs: too many input signatures"
+        return ""
+
+    def make_room(self, most: int, let_go: LetGo) -> None:
+        """Let the graph go that was replayed longest ago, where there are *most* already, for another."""
+        graphs = [key for key, one in self._known.items() if one.captured is not None]
+        if len(graphs) >= most:
+            let_go(self._known.pop(graphs[0]))
+        self.captures += 1
+
+    def with_graphs(self) -> list[Signature]:
+        """Return those that have a graph."""
+        return [one for one in self._known.values() if one.captured is not None]
+
+    def stale_with(self, known: Signature) -> list[Signature]:
+        """Return *known* and those whose graphs are as stale: each would keep what was, a model, alive."""
+        others = [(one, one.captured) for one in self._known.values() if one is not known]
+        return [known, *(one for one, captured in others if captured is not None and captured.guards.stale())]

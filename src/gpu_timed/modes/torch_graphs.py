@@ -185,6 +185,13 @@ class Device:
         current, index = _current_stream, tensor.device.index
         return lambda: int(current(index))
 
+    def room(self, tensor: Any) -> int:
+        """Return how many bytes the device of *tensor* has left, those included that torch keeps for later."""
+        with self.relaxed():
+            free, _ = torch.cuda.mem_get_info(tensor.device)
+        kept = torch.cuda.memory_reserved(tensor.device) - torch.cuda.memory_allocated(tensor.device)
+        return int(free) + int(kept)
+
     @staticmethod
     def random_state(tensor: Any) -> Any:
         """Return where the random numbers of the device of *tensor* stand."""
@@ -324,8 +331,8 @@ def _no_collection() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    gc.disable()
-    try:
+    try:  # already: what a signal's handler raises may come after the next line
+        gc.disable()
         yield
     finally:
         gc.enable()

@@ -1,7 +1,8 @@
 """What a call takes and gives, taken apart: the signature that one graph is for, and the tensors in it.
 
 A signature is: of each tensor its shape, strides, dtype, device, and whether it requires grad; of modules and other
-objects their identity; of everything plain its value; how they are nested; and grad mode, inference mode, autocast.
+objects their identity; of everything plain its value; how they are nested; and grad mode, inference mode, autocast,
+and the device that tensors are made on.
 
 Private, versions seen 2.6 to 2.13: ``torch._C._dynamo.guards.TensorGuards``, which compares types, shapes, strides,
 dtypes, devices and dispatch keys of tensors with others' in one call; ``torch._C._set_grad_enabled``.
@@ -9,19 +10,26 @@ dtypes, devices and dispatch keys of tensors with others' in one call; ``torch._
 
 from __future__ import annotations
 
-import bisect
 import functools
+import hashlib
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
+from torch.autograd import forward_ad
 
 from gpu_timed.modes.host_places import has_attributes
-from gpu_timed.modes.torch_writes import writes as writes  # noqa: PLC0414 - asked for here, with all else of values
+from gpu_timed.modes.torch_around import around as around  # noqa: PLC0414
+from gpu_timed.modes.torch_around import count_functions, count_modes, devices, modes_of_functions
+from gpu_timed.modes.torch_memory import Shares as Shares  # noqa: PLC0414 - asked for here, with all else of values
+from gpu_timed.modes.torch_memory import memory_behind as memory_behind  # noqa: PLC0414
+from gpu_timed.modes.torch_memory import overlaps as overlaps  # noqa: PLC0414
+from gpu_timed.modes.torch_memory import standing_in as standing_in  # noqa: PLC0414
+from gpu_timed.modes.torch_writes import writes as writes  # noqa: PLC0414
 
 _PLAIN: Final = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, slice)
 _TENSORS: Final = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -43,6 +51,8 @@ _is_grad_enabled: Final = torch.is_grad_enabled
 _is_inference: Final = torch.is_inference_mode_enabled
 _is_autocast: Final = torch.is_autocast_enabled
 _set_grad: Any = getattr(torch._C, "_set_grad_enabled", torch.set_grad_enabled)  # noqa: SLF001 - see the docstring
+_MOST_KEPT: Final = 256
+"""Characters of a text that is kept as part of a signature: a prompt, or an image, is not."""
 _FEW: Final = 2
 """Copies that cost less one by one than ``torch._foreach_copy_`` does for all."""
 
@@ -73,6 +83,8 @@ def take(arguments: tuple[Any, ...], named: Mapping[str, Any], holds: Callable[[
     key: list[Any] = [spec, torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
     if torch.is_autocast_enabled("cuda"):
         key.append(torch.get_autocast_dtype("cuda"))
+    if made_on := devices():
+        key.append(made_on)
     refused = ""
     for leaf in leaves:
         kind = type(leaf)
@@ -87,10 +99,19 @@ def take(arguments: tuple[Any, ...], named: Mapping[str, Any], holds: Callable[[
                 key.append(leaf.data_ptr())
         elif isinstance(leaf, _PLAIN) and not has_attributes(leaf):
             told_by_text = leaf.__hash__ is None or isinstance(leaf, float | complex)  # 0.0 == -0.0
-            key.append((kind, repr(leaf) if told_by_text else leaf))
+            told: Any = repr(leaf) if told_by_text else leaf
+            if isinstance(leaf, str | bytes) and len(leaf) > _MOST_KEPT:
+                told = _digest(leaf)
+            key.append((kind, told))
         else:
             key.append((kind, id(leaf)))
     return Taken(tuple(key), tensors, leaves, spec, refused)
+
+
+def _digest(text: str | bytes) -> bytes:
+    """Return what tells a long *text*, of which each call may have another, from all others."""
+    told = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    return hashlib.blake2b(told, digest_size=16).digest()
 
 
 class Alike:
@@ -106,11 +127,25 @@ class Alike:
         names: The names of the others.
     """
 
-    __slots__ = ("_check", "_count", "_grad", "_inference", "_names", "_objects", "_places", "_plain", "_require")
+    __slots__ = (
+        "_check",
+        "_count",
+        "_functions",
+        "_grad",
+        "_inference",
+        "_modes",
+        "_names",
+        "_objects",
+        "_places",
+        "_plain",
+        "_require",
+    )
 
     def __init__(self, check: Callable[..., bool], taken: Taken, count: int, names: tuple[str, ...]) -> None:
         self._check = check
         self._count, self._names = count, names
+        self._modes = modes_of_functions()
+        self._functions = len(self._modes)
         self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self._require = [] if self._grad else [tensor.requires_grad for tensor in taken.tensors]
         #: Where the tensors are, if there is anything beside them; and the rest, known by identity.
@@ -150,6 +185,10 @@ class Alike:
             or _is_grad_enabled() is not self._grad
             or _is_inference() is not self._inference
             or _is_autocast()
+            or count_modes()
+            or forward_ad._current_level >= 0  # noqa: SLF001 - transforms and traces the check tells from this
+            or count_functions() != self._functions
+            or (self._modes and not all(map(operator.is_, self._modes, modes_of_functions())))
             or (not self._grad and [tensor.requires_grad for tensor in found] != self._require)
         ):
             return None
@@ -282,93 +321,12 @@ def are_as_now(tensors: list[Any]) -> Callable[[], bool]:
     return lambda: bool(check(*tensors)) or look() == was
 
 
-def memory_behind(tensors: Iterable[Any], most_bytes: int) -> list[Any] | None:
-    """Return the memory behind *tensors*, which is not freed as long as that is held; None if it is more than that."""
-    found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
-    return list(found.values()) if sum(map(torch.UntypedStorage.nbytes, found.values())) <= most_bytes else None
-
-
-class Shares:
-    """Tells whether arguments share memory that a call changes, by the addresses of their first and last elements.
-
-    Args:
-        like: The arguments of one such call.
-        changed: Which of them it changes.
-        written: What else it changes.
-        read: What else it may read. Of both all of the memory behind them counts.
-    """
-
-    def __init__(self, like: list[Any], changed: list[bool], written: Iterable[Any], read: Iterable[Any]) -> None:
-        self._lengths = [_extent(tensor) * tensor.element_size() if tensor.numel() else 0 for tensor in like]
-        self._changed = changed
-        written = list(map(_memory, written))
-        self._written = _merged(written)
-        self._all = _merged([*written, *map(_memory, read)]) if any(changed) else self._written
-        self._apart: list[int] = []
-
-    def __call__(self, tensors: Sequence[Any]) -> bool:
-        """Return whether *tensors*, which are like those, do."""
-        starts = list(map(torch.Tensor.data_ptr, tensors))
-        if starts == self._apart:  # as in the last call, mostly
-            return False
-        last = last_changed = 0
-        for start, length, changed in sorted(zip(starts, self._lengths, self._changed, strict=True)):
-            if not length:
-                continue
-            end = start + length
-            if start < (last if changed else last_changed):
-                return True
-            last = max(last, end)
-            last_changed = max(last_changed, end) if changed else last_changed
-            others = self._all if changed else self._written
-            index = bisect.bisect_left(others, (end, 0)) - 1
-            if index >= 0 and others[index][1] > start:
-                return True
-        self._apart = starts
-        return False
-
-
-def _memory(tensor: Any) -> tuple[int, int]:
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-
-
-def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for start, end in sorted(set(ranges)):
-        if found and start < found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        elif start < end:
-            found.append((start, end))
-    return found
-
-
-def _extent(tensor: Any) -> int:
-    """Return how many elements lie from the first of *tensor* to its last, those between them included."""
-    steps: list[int] = [(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    return 1 + sum(steps)
-
-
-def standing_in(tensor: Any) -> Any:
-    """Return a tensor of the same shape, strides and content as *tensor*, of its own."""
-    with torch.no_grad():
-        base = torch.empty(max(1, _extent(tensor)), dtype=tensor.dtype, device=tensor.device)
-        made = base.as_strided(tensor.shape, tensor.stride())
-        made.copy_(tensor)
-    return made
-
-
-def overlaps(tensor: Any) -> bool:
-    """Return whether two elements of *tensor* are one place in memory, as in what ``expand`` gives."""
-    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
 def copy_into(targets: list[Any], sources: Sequence[Any]) -> None:
     """Queue copies of *sources* into *targets*."""
     graded = _is_grad_enabled()
-    if graded:
-        _set_grad(False)
-    try:
+    try:  # already: what a signal's handler raises may come after the next line
+        if graded:
+            _set_grad(False)
         if len(targets) <= _FEW:
             for target, source in zip(targets, sources, strict=True):
                 target.copy_(source)

@@ -5,11 +5,15 @@ Seen are operations of torch. What kernels of Triton, Numba or CuPy change is no
 
 Private, versions seen 2.6 to 2.13: ``torch.utils._python_dispatch.TorchDispatchMode`` with its ``_should_skip_dynamo``,
 ``is_infra_mode`` and ``ignore_compile_internals``; ``OpOverload._schema``, its ``is_mutable`` and
-``alias_info.is_write``; ``OpOverload.tags`` and ``namespace``; ``UntypedStorage._cdata``.
+``alias_info.is_write``; ``OpOverload.tags`` and ``namespace``; ``UntypedStorage._cdata`` and that of generators;
+``torch._C._len_torch_dispatch_stack``, ``_get_dispatch_stack_at`` and ``_pop_torch_dispatch_stack``;
+``torch._ops.HigherOrderOperator`` with ``_higher_order_ops`` and ``python_key_table``;
+``torch._C._disabled_torch_dispatch_impl``, which a class has whose tensors are as any other.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +21,10 @@ from typing import Any, Final
 
 import torch
 import torch.utils._pytree as pytree
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpu_timed.modes.torch_ranks import before_they_end
 
 _READS: Final = frozenset(
     {
@@ -41,6 +48,9 @@ _BETWEEN_RANKS: Final = frozenset(
     {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem"}
 )
 _DYNAMO: Final = "torch._dynamo"
+_all_come_here: Final = hasattr(TorchDispatchMode, "supports_higher_order_operators")
+_NO_WORK: Final = "torch._subclasses."
+"""Where the classes of tensors are that only say what a result would look like: nothing is done for them anywhere."""
 
 
 class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by mypy
@@ -70,9 +80,10 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         #: Whether the device may stop, for the whole process, if it is run on other tensors than the function has now:
         #: an index is beyond what was a smaller table (embeddings, gathers). Of operations that are not torch's, too.
         self.may_stop = False
-        #: Whether it exchanges data with other ranks: who runs it once more than they do hangs, or gets another's data.
-        self.talks = False
-        self._left = most_bytes or 0
+        #: That it exchanges data with other ranks, or may: who runs it once more than they do hangs, or gets another's
+        #: data. Empty if it does not.
+        self.talks = ""
+        self.most_bytes = self._left = most_bytes or 0
         self._saves = most_bytes is not None
         #: Content of what it changes, before: by storage.
         self.before: dict[int, Any] = {}
@@ -87,6 +98,25 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         self.devices: set[Any] = set()
         #: Storages made in the call. Not held, or none of its memory could be used again before it ends.
         self._born: set[int] = set()
+
+    def forget(self) -> None:
+        """Let go of all tensors, and look at no more operations: the call raised.
+
+        An interrupt in the midst of entering or leaving it may have left it where it was, for the rest of the thread.
+        """
+        self.before, self.outside, self.changed = {}, {}, {}
+        count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+        if count and torch._C._get_dispatch_stack_at(count - 1) is self:  # noqa: SLF001
+            torch._C._pop_torch_dispatch_stack(None)  # noqa: SLF001
+
+    #: Else flex_attention, torch.cond or scan raise, in the user's call, that they do not know this mode.
+    supports_higher_order_operators = True
+
+    def __enter__(self) -> Any:
+        """Begin to watch this thread."""
+        if not _all_come_here:
+            make_known(type(self))
+        return super().__enter__()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -105,6 +135,13 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at *func*, and run it."""
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            self.blocked = self.blocked or f"{func.name()} runs functions that cannot be seen into, {_line()}"
+            return func(*args, **kwargs)
+        if types and any(map(_is_made_of_others, types)):
+            if any(kind.__module__.startswith(_NO_WORK) for kind in types):
+                return func(*args, **kwargs)
+            return NotImplemented  # its class takes it apart, and what it does with the parts comes here
         try:
             self._before(func, args, kwargs)
         except Exception as error:  # noqa: BLE001 - the operation is the user's: it goes on
@@ -120,10 +157,15 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         schema = func._schema  # noqa: SLF001 - versions in the module's docstring
         if self._where is not None and not self.streams:
             self.streams = self._where() != self._stream
-        if not self.draws and torch.Tag.nondeterministic_seeded in func.tags:
-            self.draws = not _without_dropout(schema, args, kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.draws = self.draws or not _without_dropout(schema, args, kwargs)
+            if not self.blocked and _has_generator(schema, args, kwargs):
+                self.blocked = f"{schema.name} draws from a generator= of its own, which no graph knows of, {_line()}"
         taken = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        self.talks = self.talks or func.namespace in _BETWEEN_RANKS
+        if func.namespace in _BETWEEN_RANKS:
+            self.talks = "it exchanges data with other ranks"
+        elif func.namespace not in _OF_TORCH and not self.talks and _has_ranks():  # what such an operation does inside
+            self.talks = f"{schema.name} may exchange data with other ranks"  # is not seen: vLLM's all_reduce, say
         self.may_stop = self.may_stop or _may_stop(func, taken)
         for one in taken:
             key = one.untyped_storage()._cdata  # noqa: SLF001 - the storage itself, whatever its address
@@ -131,6 +173,9 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
                 self.outside.setdefault(key, one)
         if schema.is_mutable:
             self._note_changes(schema, args, kwargs)
+        elif "_norm" in schema.name:
+            for one in _statistics(schema, args, kwargs):
+                self.will_change(one)
         if not self.blocked:
             self._look(schema.name, taken)
 
@@ -179,6 +224,47 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
                 self.blocked = f"{name} works on a tensor on {one.device}, {_line()}"
 
 
+def make_known(kind: type[Watch]) -> None:
+    """Have operations that run functions come to modes of this *kind*, in a torch in which each asks whether it may."""
+    for operation in list(getattr(torch._ops, "_higher_order_ops", {}).values()):  # noqa: SLF001
+        if kind not in operation.python_key_table:
+            operation.py_impl(kind)(functools.partial(_come, operation))
+
+
+def _come(operation: Any, mode: Watch, *arguments: Any, **named: Any) -> Any:
+    return mode.__torch_dispatch__(operation, (), arguments, named)
+
+
+def _has_ranks() -> bool:
+    """Return whether this process is one of several that exchange data by torch."""
+    found: Any = sys.modules.get("torch.distributed")
+    return found is not None and found.is_available() and found.is_initialized() and found.get_world_size() > 1
+
+
+def hold_for_ranks(ground: Any, holder: Any) -> None:
+    """Have the graphs of *holder* go before what they may hold, where this process is one of several ranks."""
+    if _has_ranks():
+        ground.hold(holder)
+        before_they_end(ground.let_go)
+
+
+def _is_made_of_others(kind: type) -> bool:
+    """Return whether tensors of this class have no memory of their own: distributed, quantised, jagged ones, say."""
+    dispatch = getattr(kind, "__torch_dispatch__", None)
+    return dispatch is not None and dispatch is not torch._C._disabled_torch_dispatch_impl  # noqa: SLF001
+
+
+def _statistics(schema: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Return the running means and variances that a batch norm changes, which its schema does not say."""
+    given = {
+        one.name: args[place] if place < len(args) else kwargs.get(one.name)
+        for place, one in enumerate(schema.arguments)
+    }
+    trains = given.get("training", given.get("use_input_stats", True))
+    found = [given.get("running_mean"), given.get("running_var")]
+    return [one for one in found if isinstance(one, torch.Tensor)] if trains and "backward" not in schema.name else []
+
+
 def _may_stop(func: Any, taken: list[Any]) -> bool:
     """Return whether *func* may check on the device what is in *taken*, which ends the process's use of it if it fails.
 
@@ -190,6 +276,16 @@ def _may_stop(func: Any, taken: list[Any]) -> bool:
     if torch.Tag.pointwise in func.tags or schema.name in _COPIES or not any(one.dtype in _INDICES for one in taken):
         return False
     return schema.is_mutable or not any(given.alias_info for given in schema.returns)  # it is no view
+
+
+def _has_generator(schema: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether it is given a generator of random numbers that is not that of the device."""
+    for index, argument in enumerate(schema.arguments):
+        if argument.name == "generator":
+            given = args[index] if index < len(args) else kwargs.get("generator")
+            known = (torch.default_generator, *torch.cuda.default_generators)
+            return given is not None and given._cdata not in {one._cdata for one in known}  # noqa: SLF001
+    return False
 
 
 def _without_dropout(schema: Any, args: Any, kwargs: Any) -> bool:
@@ -206,7 +302,8 @@ def _line() -> str:
     frame = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
-        if not name.startswith(("torch.", "gpu_timed.")) and name != "torch":
+        of_torch = name == "torch" or frame.f_code.co_filename.startswith("<eval_with_key>")  # which torch.fx has made
+        if not of_torch and not name.startswith(("torch.", "gpu_timed.")):
             return f"at {frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "in torch"

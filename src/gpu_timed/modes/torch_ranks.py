@@ -1,0 +1,45 @@
+"""Graphs go before the communicators that they hold: else the end of those waits for the end of these, for ever.
+
+NCCL's communicators count the graphs that their collectives were captured in, and to destroy or abort one is to wait
+until there is none (NCCL 2.26 and others, ``commDestroySync``): ``destroy_process_group()`` never returns, at the end
+of a program that has done all its work.
+
+Put around ``torch.distributed.ProcessGroup.shutdown`` and ``abort``, by which ``destroy_process_group()`` ends each,
+once graphs were captured in a process of several ranks. Versions seen 2.6 to 2.13.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import sys
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, Final
+
+_ENDS: Final = ("shutdown", "abort")
+_lock: Final = Lock()
+_put: Final[set[Callable[[], None]]] = set()
+
+
+def before_they_end(let_go: Callable[[], None]) -> None:
+    """Have *let_go* called before process groups end, and as the process does."""
+    with _lock:
+        if let_go in _put:
+            return
+        _put.add(let_go)
+    atexit.register(let_go)
+    kind = getattr(sys.modules.get("torch.distributed"), "ProcessGroup", None)
+    for name in _ENDS:
+        ends = getattr(kind, name, None)
+        if callable(ends):
+            setattr(kind, name, _after(let_go, ends))
+
+
+def _after(let_go: Callable[[], None], ends: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(ends)
+    def ends_after(*arguments: Any, **named: Any) -> Any:
+        let_go()
+        return ends(*arguments, **named)
+
+    return ends_after
