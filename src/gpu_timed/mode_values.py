@@ -117,7 +117,10 @@ class CudaGraph:
             what it was before the call. Without it, a function that changes host state is not captured.
         mutates: Called with the call's arguments; returns the tensors that the function changes by kernels that are
             no operations of torch (Triton, Numba, CuPy), which cannot be seen otherwise.
-        max_state_bytes: What may be set aside to undo changes of state; a call that changes more is not captured.
+        max_state_bytes: What may be set aside to undo changes of state; a call that changes more is not captured, nor
+            one that changes more than a quarter of what the device has left.
+        collectives: Capture calls that exchange data with other ranks: all ranks make the same calls, with the same
+            host state. One that replays while another does not is undefined (NCCL: captured by all or by none).
 
     Raises:
         ConfigurationError: A value cannot be used.
@@ -132,6 +135,7 @@ class CudaGraph:
     reset: Callable[[], object] | None = None
     mutates: Callable[..., Any] | None = None
     max_state_bytes: int = _GIB
+    collectives: bool = False
     name: ClassVar[str] = "cuda_graph"
 
     def __post_init__(self) -> None:
@@ -145,7 +149,7 @@ class CudaGraph:
             raise ConfigurationError(f"max_graphs must be at most {_MOST:,}, not {self.max_graphs!r}.")
         _word("way to take inputs", self.inputs, get_args(Inputs))
         _word("way to hand out outputs", self.outputs, get_args(Outputs))
-        _flags(self, "strict")
+        _flags(self, "strict", "collectives")
         for name, kind in (
             ("reset", "without arguments"),
             ("mutates", "of the call's arguments, that returns the tensors"),

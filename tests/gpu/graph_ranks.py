@@ -18,7 +18,7 @@ def main() -> None:
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
 
-    @gpu_timed(name="summed", mode=CudaGraph(warmup=3))
+    @gpu_timed(name="summed", mode=CudaGraph(warmup=3, collectives=True))
     def summed(x: Any) -> Any:
         y = x * 1.0
         dist.all_reduce(y)

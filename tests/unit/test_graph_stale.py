@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_timed import CudaGraph, gpu_timed
+from gpu_timed import CudaGraph, ModeError, gpu_timed
 from gpu_timed.testing import capture
 
 torch = pytest.importorskip("torch")
@@ -20,7 +20,7 @@ from torch.distributed import destroy_process_group  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from gpu_timed.modes import host_reach, torch_graphs  # noqa: E402
-from gpu_timed.modes.torch_watching import Watch  # noqa: E402
+from gpu_timed.modes.torch_watching import Watch, key_of  # noqa: E402
 
 GRAPH = CudaGraph(warmup=1)
 functional = torch.nn.functional
@@ -207,7 +207,7 @@ def test_what_ranks_exchange_is_exchanged_as_often_as_it_is_called(graphs: Devic
     with Watch(lambda _: True):
         reduced(torch.ones(2))  # torch keeps in it how it is called
 
-    @gpu_timed(name="f", mode=CudaGraph(warmup=1, audit_every=2))
+    @gpu_timed(name="f", mode=CudaGraph(warmup=1, audit_every=2, collectives=True))
     def f(a: Any) -> Any:
         a = a * factor[0]
         if how == "in place":
@@ -227,6 +227,36 @@ def test_what_ranks_exchange_is_exchanged_as_often_as_it_is_called(graphs: Devic
     if how.startswith("an operation"):
         told = "not compared: gpu_timed_tests::reduced may exchange data with other ranks"
     assert whys[1:] == [f"captured (1.0 MiB) and {told}", told] * 2
+
+
+def test_what_ranks_exchange_is_captured_if_that_is_declared(graphs: Device, ranks: None) -> None:
+    """Each rank decides for itself, and one that replays while another does not is undefined, or waits for ever."""
+
+    def f(a: Any) -> Any:
+        dist.all_reduce(a)
+        return a * 0.5
+
+    with capture() as records:
+        timed = gpu_timed(f, name="f", mode=GRAPH)
+        for _ in range(3):
+            timed(torch.ones(2))
+    assert [record.mode for record in records] == ["eager"] * 3
+    assert records[2].mode_reason == (
+        "it exchanges data with other ranks (declare CudaGraph(collectives=True) if all of them make the same calls)"
+    )
+    strict = gpu_timed(f, name="f", mode=CudaGraph(warmup=1, strict=True))
+    with pytest.raises(ModeError, match="exchanges data"):
+        strict(torch.ones(2))
+    assert graphs.captures == 0
+
+
+def test_what_is_exchanged_in_place_is_changed(ranks: None) -> None:
+    """Of which the schemas of these operations say nothing."""
+    x, y = torch.ones(2), torch.ones(2)
+    with Watch(lambda _: True) as watch:
+        dist.all_reduce(x)
+        y + 1
+    assert set(watch.changed) == {key_of(x)}
 
 
 def test_exchanges_of_functions_without_side_effects_are_seen_too(ranks: None) -> None:
@@ -250,7 +280,7 @@ def test_graphs_go_before_the_communicators_that_they_hold(
     release = Graph.release
     monkeypatch.setattr(Graph, "release", noting)
 
-    @gpu_timed(name="f", mode=CudaGraph(warmup=1))
+    @gpu_timed(name="f", mode=CudaGraph(warmup=1, collectives=True))
     def f(a: Any) -> Any:
         a = a * 2.0
         dist.all_reduce(a)

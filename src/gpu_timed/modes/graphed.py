@@ -278,6 +278,8 @@ class Graphed(Launcher):
     def _obstacle(self, known: Signature, watch: Any, before: Any, result: Any) -> str:
         if watch.blocked:
             return str(watch.blocked)
+        if watch.talks == self._watching.EXCHANGES and not self.mode.collectives:
+            return f"{watch.talks} (declare CudaGraph(collectives=True) if all of them make the same calls)"
         if len(watch.devices) > 1:
             return f"works on several devices: {', '.join(sorted(map(str, watch.devices)))}"
         moved = before.changed()

@@ -53,7 +53,7 @@ def around() -> str:
             return ForNow(f"a replay shows no operations to {type(mode).__name__}, which is around the call")
     if _transformed() is not None:
         return ForNow("inside a transform of torch.func")
-    if forward_ad._current_level >= 0:  # noqa: SLF001
+    if getattr(forward_ad, "_current_level", -1) >= 0:
         return ForNow("a replay has no forward derivatives")
     return ForNow("inside a trace of torch.jit") if _traced() is not None else ""
 

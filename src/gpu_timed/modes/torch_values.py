@@ -186,7 +186,7 @@ class Alike:
             or _is_inference() is not self._inference
             or _is_autocast()
             or count_modes()
-            or forward_ad._current_level >= 0  # noqa: SLF001 - transforms and traces the check tells from this
+            or getattr(forward_ad, "_current_level", -1) >= 0  # transforms and traces the check tells from this
             or count_functions() != self._functions
             or (self._modes and not all(map(operator.is_, self._modes, modes_of_functions())))
             or (not self._grad and [tensor.requires_grad for tensor in found] != self._require)

@@ -47,6 +47,9 @@ _OF_TORCH: Final = frozenset({"aten", "prims", "prim"})
 _BETWEEN_RANKS: Final = frozenset(
     {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem"}
 )
+EXCHANGES: Final = "it exchanges data with other ranks"
+_IN_PLACE: Final = "c10d"
+"""Operations that change what they are given, of which their schemas say nothing."""
 _DYNAMO: Final = "torch._dynamo"
 _all_come_here: Final = hasattr(TorchDispatchMode, "supports_higher_order_operators")
 _NO_WORK: Final = "torch._subclasses."
@@ -162,16 +165,18 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
             if not self.blocked and _has_generator(schema, args, kwargs):
                 self.blocked = f"{schema.name} draws from a generator= of its own, which no graph knows of, {_line()}"
         taken = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        if func.namespace in _BETWEEN_RANKS:
-            self.talks = "it exchanges data with other ranks"
-        elif func.namespace not in _OF_TORCH and not self.talks and _has_ranks():  # what such an operation does inside
-            self.talks = f"{schema.name} may exchange data with other ranks"  # is not seen: vLLM's all_reduce, say
+        if func.namespace not in _OF_TORCH and self.talks != EXCHANGES and _has_ranks():
+            told = func.namespace in _BETWEEN_RANKS  # else what it does inside is not seen: vLLM's all_reduce, say
+            self.talks = EXCHANGES if told else f"{schema.name} may exchange data with other ranks"
         self.may_stop = self.may_stop or _may_stop(func, taken)
         for one in taken:
             key = one.untyped_storage()._cdata  # noqa: SLF001 - the storage itself, whatever its address
             if key not in self._born:
                 self.outside.setdefault(key, one)
-        if schema.is_mutable:
+        if func.namespace == _IN_PLACE:
+            for one in taken:
+                self.will_change(one)
+        elif schema.is_mutable:
             self._note_changes(schema, args, kwargs)
         elif "_norm" in schema.name:
             for one in _statistics(schema, args, kwargs):
