@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final
 
 import torch
@@ -108,9 +108,10 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         An interrupt in the midst of entering or leaving it may have left it where it was, for the rest of the thread.
         """
         self.before, self.outside, self.changed = {}, {}, {}
-        count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
-        if count and torch._C._get_dispatch_stack_at(count - 1) is self:  # noqa: SLF001
-            torch._C._pop_torch_dispatch_stack(None)  # noqa: SLF001
+        with suppress(Exception):  # not in this version: the user's exception is to come out
+            count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+            if count and torch._C._get_dispatch_stack_at(count - 1) is self:  # noqa: SLF001
+                torch._C._pop_torch_dispatch_stack(None)  # noqa: SLF001
 
     #: Else flex_attention, torch.cond or scan raise, in the user's call, that they do not know this mode.
     supports_higher_order_operators = True
@@ -118,7 +119,8 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
     def __enter__(self) -> Any:
         """Begin to watch this thread."""
         if not _all_come_here:
-            make_known(type(self))
+            with suppress(Exception):  # not in this version
+                make_known(type(self))
         return super().__enter__()
 
     @classmethod
