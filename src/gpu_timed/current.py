@@ -132,7 +132,7 @@ door: Final = Door(enter, traced, modes)
 
 def probes() -> Mapping[str, str]:
     """Return what became of each warmth probe: ``waiting`` for its runtime, ``attached``, or why it could not be."""
-    return {} if _state.probes is None else dict(_state.probes.state)
+    return {} if _state.probes is None else _state.probes.told()
 
 
 def without_module_loads() -> contextlib.AbstractContextManager[None]:

@@ -277,6 +277,8 @@ def test_graphs_go_before_the_communicators_that_they_hold(
         began.append(dist.is_initialized())
         release(graph)
 
+    if how == "aborted" and not hasattr(dist.ProcessGroup, "abort"):
+        pytest.skip("not in this version of torch")
     release = Graph.release
     monkeypatch.setattr(Graph, "release", noting)
 

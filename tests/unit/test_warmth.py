@@ -562,6 +562,8 @@ def test_a_runtime_whose_hook_is_missing_makes_nobody_warm(monkeypatch: pytest.M
         before = between(ring, 0).warmth
         monkeypatch.setitem(sys.modules, "triton.runtime.jit", types.ModuleType("triton.runtime.jit"))
         assert (before, between(ring, 0).warmth) == ("warm", "unknown")
+        assert probes.told()["triton"] == "no hook in this version: it has no triton.knobs"
+        assert {probes.told()[name] for name in ("triton load", "numba")} == {"waiting"}
         knobs = types.ModuleType("triton.knobs")
         knobs.compilation = types.SimpleNamespace(listener=None)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "triton.knobs", knobs)

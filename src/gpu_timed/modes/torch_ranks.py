@@ -5,7 +5,8 @@ until there is none (NCCL 2.26 and others, ``commDestroySync``): ``destroy_proce
 of a program that has done all its work.
 
 Put around ``torch.distributed.ProcessGroup.shutdown`` and ``abort``, by which ``destroy_process_group()`` ends each,
-once graphs were captured in a process of several ranks. Versions seen 2.6 to 2.13.
+once graphs were captured in a process of several ranks. Versions seen 2.11 and 2.13; in 2.6 there are none, and it is
+``torch.distributed.distributed_c10d._shutdown_backend``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from threading import Lock
 from typing import Any, Final
 
 _ENDS: Final = ("shutdown", "abort")
+_ENDS_BEFORE: Final = ("_shutdown_backend",)
 _lock: Final = Lock()
 _put: Final[set[Callable[[], None]]] = set()
 
@@ -29,11 +31,15 @@ def before_they_end(let_go: Callable[[], None]) -> None:
             return
         _put.add(let_go)
     atexit.register(let_go)
-    kind = getattr(sys.modules.get("torch.distributed"), "ProcessGroup", None)
-    for name in _ENDS:
-        ends = getattr(kind, name, None)
-        if callable(ends):
-            setattr(kind, name, _after(let_go, ends))
+    group = getattr(sys.modules.get("torch.distributed"), "ProcessGroup", None)
+    for holder, names in (
+        (group, _ENDS),
+        (sys.modules.get("torch.distributed.distributed_c10d") if not hasattr(group, _ENDS[0]) else None, _ENDS_BEFORE),
+    ):
+        for name in names:
+            ends = getattr(holder, name, None)
+            if callable(ends):
+                setattr(holder, name, _after(let_go, ends))
 
 
 def _after(let_go: Callable[[], None], ends: Callable[..., Any]) -> Callable[..., Any]:

@@ -80,7 +80,7 @@ def take(arguments: tuple[Any, ...], named: Mapping[str, Any], holds: Callable[[
     else:
         leaves, spec = pytree.tree_flatten((arguments, dict(named)))
     tensors: list[Any] = []
-    key: list[Any] = [spec, torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+    key: list[Any] = [_hashable(spec), torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
     if torch.is_autocast_enabled("cuda"):
         key.append(torch.get_autocast_dtype("cuda"))
     if made_on := devices():
@@ -106,6 +106,19 @@ def take(arguments: tuple[Any, ...], named: Mapping[str, Any], holds: Callable[[
         else:
             key.append((kind, id(leaf)))
     return Taken(tuple(key), tensors, leaves, spec, refused)
+
+
+def _hashable(spec: Any) -> Any:
+    """Return what tells *spec*, of how arguments are nested: itself, where this version of torch can hash it."""
+    try:
+        hash(spec)
+    except TypeError:  # 2.6: names of a dict are a list in it
+        if isinstance(spec, list):
+            return tuple(map(_hashable, spec))
+        if not isinstance(spec, pytree.TreeSpec):
+            return type(spec), repr(spec)
+        return spec.type, _hashable(spec.context), tuple(map(_hashable, spec.children_specs))
+    return spec
 
 
 def _digest(text: str | bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Final
@@ -81,6 +82,14 @@ class Probes:
             self.modules.watch(imports)
         imports.when_imported("torch.autograd.graph", lambda module: torch_autograd.attach(module, ring))
         imports.when_imported("torch", lambda module: torch_inputs.attach(module, ring))
+
+    def told(self) -> dict[str, str]:
+        """Return the state of each, those said to have no hook whose runtime is at work without the module of it."""
+        told = dict(self.state)
+        for probe in PROBES:
+            if told[probe.name] == "waiting" and probe.needed and _in_use(probe) in sys.modules:
+                told[probe.name] = f"no hook in this version: it has no {probe.module}"
+        return told
 
     def without_modules(self) -> contextlib.AbstractContextManager[None]:
         """Leave CUPTI to others for the length of a block."""
