@@ -33,6 +33,8 @@ _LOOKS: Final = 2
 """Calls of a signature, of those of its warm-up, that are looked at before it is refused for what one of them did."""
 _PART: Final = 4
 """What is set aside for a capture is at most one part in so many of the memory that is free: the rest is the call's."""
+_LONGEST_S: Final = 5.0
+"""How long the end of a process group waits for a replay: it may be what ends an exchange that this one waits for."""
 _MOST_TEXT: Final = 300
 
 
@@ -208,14 +210,16 @@ class Graphed(Launcher):
                     captured.graph.release()
 
     def let_all_go(self) -> None:
-        """Let all graphs go. Never raises."""
+        """Let all graphs go, unless one is being replayed that does not come to its end. Never raises."""
+        if self._in_the_midst() or not self._lock.acquire(timeout=_LONGEST_S):
+            return
         try:
-            if not self._in_the_midst():
-                with self._lock:
-                    for known in self._signatures.with_graphs():
-                        self._let_go(known)
+            for known in self._signatures.with_graphs():
+                self._let_go(known)
         except Exception as error:  # noqa: BLE001 - it is somebody else's call
             self.notes.fault("mode", error)
+        finally:
+            self._lock.release()
 
     # -- running --------------------------------------------------------------------------------------
 
@@ -322,7 +326,12 @@ class Graphed(Launcher):
                 why = captured.says(leaves, spec)
                 if not why:
                     with self._lock:
+                        if not new and known.captured is not captured:
+                            raise Passing("its graph was let go on another thread")
                         why = capturing.compare(captured, fresh, watch, taken, leaves, drawn)
+                        if not why:
+                            captured.replays += 1
+                            known.captured = captured
         except Passing as error:
             if new:
                 self._give_up(known, captured, "")
@@ -338,8 +347,6 @@ class Graphed(Launcher):
             self._give_up(known, captured, why)
             self.tell(opened, EAGER.name, why)
             return result
-        captured.replays += 1
-        known.captured = captured
         self._watching.hold_for_ranks(self.notes.ground, self)
         self.asked = self.asked._replace(graph_memory_bytes=self._device.held())
         what = f"captured ({captured.graph.nbytes / (1 << 20):.1f} MiB) and " if new else ""

@@ -249,10 +249,16 @@ def _has_ranks() -> bool:
 
 
 def hold_for_ranks(ground: Any, holder: Any) -> None:
-    """Have the graphs of *holder* go before what they may hold, where this process is one of several ranks."""
-    if _has_ranks():
-        ground.hold(holder)
-        before_they_end(ground.let_go)
+    """Have the graphs of *holder* go before what they may hold, where this process is one of several ranks.
+
+    Never raises.
+    """
+    try:
+        if _has_ranks():
+            ground.hold(holder)
+            before_they_end(ground.let_go)
+    except Exception as error:  # noqa: BLE001 - rule 1: the call has been made
+        holder.notes.fault("mode", error)
 
 
 def _is_made_of_others(kind: type) -> bool:

@@ -1,0 +1,115 @@
+"""Graphs that go at a moment that nobody chose: by another thread, at the end of a process group, after a change."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpu_timed import CudaGraph, current, gpu_timed
+from gpu_timed.testing import capture
+
+torch = pytest.importorskip("torch")
+from make_believe_graphs import Device  # noqa: E402
+
+from gpu_timed.modes import capturing, graphed, torch_graphs, torch_watching  # noqa: E402
+from gpu_timed.modes.launcher import Ground  # noqa: E402
+
+GRAPH = CudaGraph(warmup=1)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Device:
+    device = Device()
+    monkeypatch.setattr(torch_graphs, "Device", lambda *_: device)
+    return device
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_watching, "_has_ranks", lambda: True)
+    monkeypatch.setattr(torch_watching, "before_they_end", lambda _: None)
+
+
+def two(*values: float) -> Any:
+    return torch.tensor(values or (1.0, 2.0))
+
+
+# -- a graph that goes on another thread -------------------------------------------------------------------
+
+
+def going(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, ground: Ground) -> Callable[[], None]:
+    """Have the graphs of *ground* go the next time *name* of *owner* is called, as if by another thread."""
+    armed: list[bool] = []
+    called = getattr(owner, name)
+
+    def goes(*arguments: Any) -> Any:
+        if armed and armed.pop():
+            other = threading.Thread(target=ground.let_go)
+            other.start()
+            other.join()
+        return called(*arguments)
+
+    monkeypatch.setattr(owner, name, goes)
+    return lambda: armed.append(True)
+
+
+def test_a_graph_that_goes_while_it_is_audited_is_not_replayed(
+    graphs: Device, ranks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver does not say that it is gone: to launch it is to read memory that was freed."""
+    arm = going(monkeypatch, capturing.Captured, "says", current.modes.ground)
+    f = gpu_timed(name="f", mode=CudaGraph(warmup=1, audit_every=2))(lambda a: a * 2)
+    for _ in range(3):
+        f(two())
+    arm()
+    with capture() as records:
+        for _ in range(4):
+            assert f(two()).tolist() == [2.0, 4.0]
+    assert graphs.captures == 2
+    assert all("failed" not in record.mode_reason and "could not" not in record.mode_reason for record in records)
+    assert "cuda_graph" in {record.mode for record in records[-2:]}  # of two calls one is compared
+
+
+def test_the_end_of_a_process_group_does_not_wait_for_a_replay_that_has_no_end(
+    graphs: Device, ranks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To abort a group is how an exchange that hangs is ended: the replay waits for that, and may not be waited for."""
+    monkeypatch.setattr(graphed, "_LONGEST_S", 0.01)
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a: a * 2)
+    for _ in range(3):
+        f(two())
+    hangs, aborted = threading.Event(), threading.Event()
+    replayed = graphs.graphs[0].replay
+
+    def hang() -> None:
+        hangs.set()
+        assert aborted.wait(10)
+        replayed()
+
+    monkeypatch.setattr(graphs.graphs[0], "replay", hang)
+    caller = threading.Thread(target=f, args=(two(),))
+    caller.start()
+    assert hangs.wait(10)
+    current.modes.ground.let_go()
+    assert not graphs.released
+    aborted.set()
+    caller.join()
+    current.modes.ground.let_go()
+    assert graphs.released
+
+
+def test_a_process_group_that_cannot_be_waited_on_is_no_exception_of_the_call(
+    graphs: Device, ranks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_: Any) -> None:
+        raise TypeError("cannot set an attribute of ProcessGroup")
+
+    monkeypatch.setattr(torch_watching, "before_they_end", raises)
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a: a * 2)
+    with capture() as records:
+        for _ in range(3):
+            assert f(two()).tolist() == [2.0, 4.0]
+    assert records[-1].mode == "cuda_graph"
