@@ -113,3 +113,48 @@ def test_a_process_group_that_cannot_be_waited_on_is_no_exception_of_the_call(
         for _ in range(3):
             assert f(two()).tolist() == [2.0, 4.0]
     assert records[-1].mode == "cuda_graph"
+
+
+# -- calls that are watched for nothing --------------------------------------------------------------------
+
+
+def used_up(factor: dict[str, float], *usual: str) -> Callable[..., Any]:
+    """Return a site with graphs for *usual*, of which as many other calls were watched for nothing as may be."""
+    f: Callable[..., Any] = gpu_timed(name="f", mode=CudaGraph(warmup=2, max_graphs=len(usual)))(
+        lambda a, name: a * factor["is"]
+    )
+    for name in usual:
+        for _ in range(4):
+            f(two(), name)
+    for call in range(40 * len(usual)):
+        f(two(), f"request {call}")
+    return f
+
+
+def test_a_graph_is_captured_anew_however_many_calls_were_watched_for_nothing(graphs: Device) -> None:
+    """That takes no more watching. Else new weights, once, would have ended the mode of the site for ever."""
+    factor = {"is": 2.0}
+    f = used_up(factor, "one", "the other")
+    factor["is"] = 3.0
+    for name in ("one", "the other"):  # whose graph goes with that of the first
+        with capture() as records:
+            for _ in range(3):
+                assert f(two(), name).tolist() == [3.0, 6.0]
+        assert [record.mode for record in records] == ["eager", "cuda_graph", "cuda_graph"]
+
+
+def test_replays_pay_for_more_calls_that_are_watched(graphs: Device) -> None:
+    """What was too many signatures in an hour is little beside the calls of a week."""
+    f = used_up({"is": 2.0}, "the usual one")
+    with capture() as records:
+        f(two(), "another one")
+        for _ in range(64 * 3):
+            f(two(), "the usual one")
+        for _ in range(4):
+            assert f(two(), "another one").tolist() == [2.0, 4.0]
+    assert records[0].mode_reason.endswith("too many input signatures")
+    assert [record.mode for record in records[-4:]] == ["eager"] * 3 + ["cuda_graph"]
+    with capture() as records:  # of the graph that went, too
+        f(two(), "a third one")
+        f(two(), "a fourth one")
+    assert [record.mode_reason.startswith("warm-up") for record in records] == [True, False]

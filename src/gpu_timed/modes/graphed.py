@@ -204,7 +204,7 @@ class Graphed(Launcher):
     def _let_go(self, known: Signature) -> None:
         with self._lock:
             self._recent = None
-            captured, known.captured = known.captured, None
+            captured = self._signatures.take_graph(known)
             if captured is not None:
                 with self._device.relaxed():
                     captured.graph.release()
