@@ -217,6 +217,30 @@ def test_the_device_that_tensors_are_made_on_is_part_of_a_signature(graphs: Devi
     assert [record.mode for record in records] == ["eager"] * 2 + ["cuda_graph"] * 2
 
 
+def test_a_block_with_a_device_around_each_call_is_the_same_one_to_a_graph(
+    graphs: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is another object in each call; to take the arguments apart for that takes five times as long."""
+    f = gpu_timed(name="f", mode=GRAPH)(lambda a: (a * 2, torch.ones(2)))
+    for _ in range(4):
+        with torch.device("cpu"):
+            f(two())
+    taken: list[Any] = []
+    take = torch_values.take
+    monkeypatch.setattr(torch_values, "take", lambda *given, **named: taken.append(given) or take(*given, **named))
+    with torch.device("cpu"):
+        assert f(two())[0].tolist() == [2.0, 4.0]
+    assert not taken
+    with torch.device("meta"):
+        a = torch.ones(2, device="cpu")
+        assert f(a)[1].is_meta
+    assert taken
+    with torch.device("cpu"), Seen():
+        before = graphs.replays
+        f(two())
+    assert graphs.replays == before
+
+
 def test_a_site_inside_another_ones_graph_has_none_on_a_thread_of_autograds(graphs: Device) -> None:
     """Such a thread has the modes of the one that asked for the derivatives, and nothing else of it."""
     inner = gpu_timed(name="inner", mode=CudaGraph(warmup=1, strict=True))(lambda grad: grad * 3)
