@@ -90,6 +90,14 @@ def test_running_statistics_are_those_of_as_many_eager_calls(graphs: Device, kin
     assert torch.allclose(layers[0].running_var, layers[1].running_var)
 
 
+def test_statistics_that_an_exported_batch_norm_only_reads_are_no_state_that_changes() -> None:
+    """It has no argument that says so: its name does."""
+    ones = [torch.ones(2) for _ in range(4)]
+    with Watch(lambda _: True) as watch:
+        torch.ops.aten._native_batch_norm_legit_no_training(torch.ones(3, 2), *ones, 0.1, 1e-5)
+    assert not watch.changed
+
+
 # -- operations that run functions ------------------------------------------------------------------------
 
 
