@@ -12,9 +12,10 @@ from gpu_timed import CudaGraph, current, gpu_timed
 from gpu_timed.testing import capture
 
 torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
 from make_believe_graphs import Device  # noqa: E402
 
-from gpu_timed.modes import capturing, graphed, torch_graphs, torch_watching  # noqa: E402
+from gpu_timed.modes import capturing, graphed, torch_graphs, torch_ranks, torch_watching  # noqa: E402
 from gpu_timed.modes.launcher import Ground  # noqa: E402
 
 GRAPH = CudaGraph(warmup=1)
@@ -113,6 +114,37 @@ def test_a_process_group_that_cannot_be_waited_on_is_no_exception_of_the_call(
         for _ in range(3):
             assert f(two()).tolist() == [2.0, 4.0]
     assert records[-1].mode == "cuda_graph"
+
+
+class Group(dist.ProcessGroup):  # type: ignore[misc,name-defined]
+    """A process group in Python: C++ asks for its methods by their names."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+        self.aborts = 0
+
+
+class OwnEnd(Group):
+    def abort(self) -> None:
+        self.aborts += 1
+        super().abort()
+
+
+@pytest.mark.skipif(not hasattr(dist.ProcessGroup, "abort"), reason="not in this version of torch")
+@pytest.mark.parametrize(("kind", "aborts"), [(Group, 0), (OwnEnd, 1)])
+def test_what_ends_a_process_group_in_python_is_called_once(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Group], aborts: int
+) -> None:
+    """Who is in front of a method of C++ is taken for its new definition, and would be called by it for ever."""
+    for name in ("shutdown", "abort"):
+        monkeypatch.setattr(dist.ProcessGroup, name, getattr(dist.ProcessGroup, name))
+    monkeypatch.setattr(torch_ranks.atexit, "register", lambda _: None)
+    gone: list[bool] = []
+    torch_ranks.before_they_end(lambda: gone.append(True))
+    group = kind()
+    group.abort()
+    assert group.aborts == aborts
+    assert gone == [True]
 
 
 # -- calls that are watched for nothing --------------------------------------------------------------------

@@ -50,7 +50,7 @@ _BETWEEN_RANKS: Final = frozenset(
 EXCHANGES: Final = "it exchanges data with other ranks"
 _IN_PLACE: Final = "c10d"
 """Operations that change what they are given, of which their schemas say nothing."""
-_ONLY_READ: Final = ("backward", "no_training", "no_update")
+_ONLY_READ: Final = ("backward", "no_training", "no_update", "functional")
 """What names of batch norms have in them that do not change their statistics, and have no argument that says so."""
 _DYNAMO: Final = "torch._dynamo"
 _all_come_here: Final = hasattr(TorchDispatchMode, "supports_higher_order_operators")
