@@ -327,7 +327,7 @@ class Graphed(Launcher):
                 if not why:
                     with self._lock:
                         if not new and known.captured is not captured:
-                            raise Passing("its graph was let go on another thread")
+                            raise Passing("its graph was let go on another thread")  # noqa: TRY301
                         why = capturing.compare(captured, fresh, watch, taken, leaves, drawn)
                         if not why:
                             captured.replays += 1

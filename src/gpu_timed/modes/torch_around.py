@@ -69,7 +69,7 @@ def modes_of_functions() -> list[Any]:
 
 
 def are_alike(one: list[Any], other: list[Any]) -> bool:
-    """Return whether as many modes that see functions of torch do the same: ``with torch.device(…)`` makes them anew."""
+    """Return whether as many modes that see functions do the same: each ``with torch.device(…)`` is a new one."""
     return all(map(_is_alike, one, other))
 
 

@@ -43,12 +43,12 @@ def before_they_end(let_go: Callable[[], None]) -> None:
 
 
 def _after(let_go: Callable[[], None], name: str, ends: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(ends)
     def ends_after(group: Any, *arguments: Any, **named: Any) -> Any:
         let_go()
         return ends(group, *arguments, **named)
 
     # A group of a class in Python is asked for a method of that name by C++, but for one that calls it: pybind11 tells
     # that by the name of the code and its first argument. Else ``super().abort()`` in one would come back to it.
-    ends_after.__code__ = ends_after.__code__.replace(co_name=name)
-    return ends_after
+    made: Any = ends_after
+    made.__code__ = made.__code__.replace(co_name=name)
+    return functools.wraps(ends)(made)
