@@ -33,8 +33,7 @@ _LOOKS: Final = 2
 """Calls of a signature, of those of its warm-up, that are looked at before it is refused for what one of them did."""
 _PART: Final = 4
 """What is set aside for a capture is at most one part in so many of the memory that is free: the rest is the call's."""
-_LONGEST_S: Final = 5.0
-"""How long the end of a process group waits for a replay: it may be what ends an exchange that this one waits for."""
+_LONGEST_S: Final = 5.0  # that the end of a process group waits for a replay: which may wait for just that
 _MOST_TEXT: Final = 300
 
 
@@ -369,7 +368,8 @@ class Graphed(Launcher):
                 with self._device.relaxed():
                     fresh = [self._values.standing_in(tensor) for tensor in fresh]
             drawn = self._device.random_state(taken.tensors[0])
-            most = min(self.mode.max_state_bytes, self._device.room(taken.tensors[0]) // _PART)
+            most = self.mode.max_state_bytes
+            most = min(most, self._device.room(taken.tensors[0], _PART * most) // _PART)
         except Exception as error:  # noqa: BLE001 - no memory for it, say
             return _text("its inputs cannot be copied", error)
         ready = self._watch(taken, most, arguments, named)
