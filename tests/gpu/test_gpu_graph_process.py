@@ -59,6 +59,16 @@ def test_state_that_is_made_of_other_tensors() -> None:
     assert state.b.tolist() == [6.0] * 8
 
 
+def test_a_weight_that_is_made_of_other_tensors_in_a_block_with_a_device() -> None:
+    weight = TwoTensor(torch.full((8,), 3.0, device="cuda"), torch.zeros(8, device="cuda"))
+    f = gpu_timed(name="reads", mode=GRAPH)(lambda x: x * weight.a + (weight * 2).a + torch.ones(8))
+    with capture() as records:
+        for _ in range(6):
+            with torch.device("cuda"):
+                assert f(torch.ones(8)).tolist() == [10.0] * 8
+    assert modes(records)[2:] == ["cuda_graph"] * 4, [record.mode_reason for record in records]
+
+
 def test_operations_that_run_functions_come_through() -> None:
     f = gpu_timed(name="flex", mode=GRAPH)(lambda q: flex_attention(q, q, q))
     q = torch.randn(1, 2, 128, 64, device="cuda")

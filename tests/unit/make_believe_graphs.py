@@ -95,7 +95,7 @@ class Device:
     def compile_in_use(self) -> bool:
         return self.compiles
 
-    def room(self, tensor: Any) -> int:
+    def room(self, tensor: Any, enough: int) -> int:
         return self.free
 
     def random_state(self, tensor: Any) -> Any:

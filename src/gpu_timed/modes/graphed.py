@@ -33,6 +33,7 @@ _LOOKS: Final = 2
 """Calls of a signature, of those of its warm-up, that are looked at before it is refused for what one of them did."""
 _PART: Final = 4
 """What is set aside for a capture is at most one part in so many of the memory that is free: the rest is the call's."""
+_LONGEST_S: Final = 5.0  # that the end of a process group waits for a replay: which may wait for just that
 _MOST_TEXT: Final = 300
 
 
@@ -202,20 +203,22 @@ class Graphed(Launcher):
     def _let_go(self, known: Signature) -> None:
         with self._lock:
             self._recent = None
-            captured, known.captured = known.captured, None
+            captured = self._signatures.take_graph(known)
             if captured is not None:
                 with self._device.relaxed():
                     captured.graph.release()
 
     def let_all_go(self) -> None:
-        """Let all graphs go. Never raises."""
+        """Let all graphs go, unless one is being replayed that does not come to its end. Never raises."""
+        if self._in_the_midst() or not self._lock.acquire(timeout=_LONGEST_S):
+            return
         try:
-            if not self._in_the_midst():
-                with self._lock:
-                    for known in self._signatures.with_graphs():
-                        self._let_go(known)
+            for known in self._signatures.with_graphs():
+                self._let_go(known)
         except Exception as error:  # noqa: BLE001 - it is somebody else's call
             self.notes.fault("mode", error)
+        finally:
+            self._lock.release()
 
     # -- running --------------------------------------------------------------------------------------
 
@@ -322,7 +325,12 @@ class Graphed(Launcher):
                 why = captured.says(leaves, spec)
                 if not why:
                     with self._lock:
+                        if not new and known.captured is not captured:
+                            raise Passing("its graph was let go on another thread")  # noqa: TRY301
                         why = capturing.compare(captured, fresh, watch, taken, leaves, drawn)
+                        if not why:
+                            captured.replays += 1
+                            known.captured = captured
         except Passing as error:
             if new:
                 self._give_up(known, captured, "")
@@ -338,8 +346,6 @@ class Graphed(Launcher):
             self._give_up(known, captured, why)
             self.tell(opened, EAGER.name, why)
             return result
-        captured.replays += 1
-        known.captured = captured
         self._watching.hold_for_ranks(self.notes.ground, self)
         self.asked = self.asked._replace(graph_memory_bytes=self._device.held())
         what = f"captured ({captured.graph.nbytes / (1 << 20):.1f} MiB) and " if new else ""
@@ -362,7 +368,8 @@ class Graphed(Launcher):
                 with self._device.relaxed():
                     fresh = [self._values.standing_in(tensor) for tensor in fresh]
             drawn = self._device.random_state(taken.tensors[0])
-            most = min(self.mode.max_state_bytes, self._device.room(taken.tensors[0]) // _PART)
+            most = self.mode.max_state_bytes
+            most = min(most, self._device.room(taken.tensors[0], _PART * most) // _PART)
         except Exception as error:  # noqa: BLE001 - no memory for it, say
             return _text("its inputs cannot be copied", error)
         ready = self._watch(taken, most, arguments, named)

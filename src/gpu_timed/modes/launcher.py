@@ -120,11 +120,14 @@ class Ground:
 
     def hold(self, holder: Any) -> None:
         """Take *holder* as one whose graphs may keep others waiting for their end: it has ``let_all_go()``."""
-        self._holders.add(holder)
+        with self._lock:
+            self._holders.add(holder)
 
     def let_go(self) -> None:
         """Let the graphs of all of them go: they are captured anew by the next calls. Never raises."""
-        for holder in list(self._holders):
+        with self._lock:  # not for longer: what a graph holds is freed as it goes
+            holders = list(self._holders)
+        for holder in holders:
             holder.let_all_go()
 
     def free_stream(self, index: int) -> int | None:

@@ -15,6 +15,8 @@ _CAPTURES: Final = 4
 """Captures of a site, in multiples of its ``max_graphs``, after which none is made any more."""
 _WATCHED: Final = 16
 """Calls of a site that are watched, in multiples of those that so many graphs need, after which none is any more."""
+_PAY: Final = 64
+"""But for one for each so many replays: a watched call takes several times as long as the call, so some 5 % at most."""
 PLAIN: Final = (int, float, bool, str, bytes, complex, type(None))
 """Kinds of values that are told apart by what they are, not by identity."""
 
@@ -73,6 +75,8 @@ class Signatures:
         self._known: OrderedDict[Hashable, Signature] = OrderedDict()
         #: How many graphs were captured, and how many calls were watched on the way to one.
         self.captures = self.watched = 0
+        #: How many replays there were of graphs that are gone.
+        self._replayed = 0
 
     def of(self, key: Hashable, mode: Any, objects: Callable[[], list[Any]], let_go: LetGo) -> tuple[Any, str]:
         """Return what is known of the signature *key*; or why no more is to be known of any that has no graph.
@@ -82,7 +86,9 @@ class Signatures:
         known = self._known.get(key)
         if known is not None and not known.gone:
             self._known.move_to_end(key)
-            return known, "" if known.captured is not None or known.refused else self._too_many(mode)
+            if known.captured is not None or known.refused:
+                return known, ""
+            return known, self._too_many(mode, watches=known.runs < mode.warmup)
         for each in [each for each, one in self._known.items() if one.gone]:
             let_go(self._known.pop(each))
         why = self._too_many(mode)
@@ -94,12 +100,24 @@ class Signatures:
         known.holds(objects())
         return known, ""
 
-    def _too_many(self, mode: Any) -> str:
+    def _too_many(self, mode: Any, *, watches: bool = True) -> str:
         if self.captures >= _CAPTURES * mode.max_graphs:
             return f"{self.captures} graphs were captured: too many input signatures"
-        if self.watched >= _WATCHED * mode.max_graphs * mode.warmup:
+        over = self.watched - _WATCHED * mode.max_graphs * mode.warmup
+        if watches and over >= 0 and over >= self._replays() // _PAY:
             return f"{self.watched:,} calls were watched for {self.captures} graphs: too many input signatures"
         return ""
+
+    def _replays(self) -> int:
+        graphs = [one.captured for one in self._known.values()]  # once: each may go at any moment
+        return self._replayed + sum(one.replays for one in graphs if one is not None)
+
+    def take_graph(self, known: Signature) -> Captured | None:
+        """Return the graph of *known*, if it has one, which has none any more."""
+        captured, known.captured = known.captured, None
+        if captured is not None:
+            self._replayed += captured.replays
+        return captured
 
     def make_room(self, most: int, let_go: LetGo) -> None:
         """Let the graph go that was replayed longest ago, where there are *most* already, for another."""

@@ -66,3 +66,12 @@ def devices() -> tuple[Any, ...]:
 def modes_of_functions() -> list[Any]:
     """Return the modes that see functions of torch, not operations, the innermost last."""
     return [_function_at(index) for index in range(count_functions())]
+
+
+def are_alike(one: list[Any], other: list[Any]) -> bool:
+    """Return whether as many modes that see functions do the same: each ``with torch.device(…)`` is a new one."""
+    return all(map(_is_alike, one, other))
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) is DeviceContext and one.device == other.device)

@@ -185,12 +185,19 @@ class Device:
         current, index = _current_stream, tensor.device.index
         return lambda: int(current(index))
 
-    def room(self, tensor: Any) -> int:
-        """Return how many bytes the device of *tensor* has left, those included that torch keeps for later."""
+    def room(self, tensor: Any, enough: int) -> int:
+        """Return how many bytes the device of *tensor* has left, those included that torch keeps for all.
+
+        If the driver has *enough*, nobody else is asked. What torch keeps for graphs is for no call but a capture.
+        """
         with self.relaxed():
             free, _ = torch.cuda.mem_get_info(tensor.device)
-        kept = torch.cuda.memory_reserved(tensor.device) - torch.cuda.memory_allocated(tensor.device)
-        return int(free) + int(kept)
+            segments = torch.cuda.memory_snapshot() if free < enough else []
+        return int(free) + sum(
+            int(segment["total_size"] - segment["allocated_size"])
+            for segment in segments
+            if segment["device"] == tensor.device.index and not any(segment.get("segment_pool_id", ()))
+        )
 
     @staticmethod
     def random_state(tensor: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 
 def memory_behind(tensors: Iterable[Any], most_bytes: int) -> list[Any] | None:
     """Return the memory behind *tensors*, which is not freed as long as that is held; None if it is more than that."""
-    found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+    found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors if has(tensor))}
     return list(found.values()) if sum(map(torch.UntypedStorage.nbytes, found.values())) <= most_bytes else None
 
 
@@ -30,7 +30,7 @@ class Shares:
         self._changed = changed
         written = list(map(_memory, written))
         self._written = _merged(written)
-        self._all = _merged([*written, *map(_memory, read)]) if any(changed) else self._written
+        self._all = _merged([*written, *map(_memory, filter(has, read))]) if any(changed) else self._written
         self._apart: list[int] = []
 
     def __call__(self, tensors: Sequence[Any]) -> bool:
@@ -53,6 +53,11 @@ class Shares:
                 return True
         self._apart = starts
         return False
+
+
+def has(tensor: Any) -> bool:
+    """Return whether *tensor* has memory: one made of others has none, and its storage raises when asked for it."""
+    return bool(tensor.data_ptr())
 
 
 def _memory(tensor: Any) -> tuple[int, int]:

@@ -39,13 +39,16 @@ def before_they_end(let_go: Callable[[], None]) -> None:
         for name in names:
             ends = getattr(holder, name, None)
             if callable(ends):
-                setattr(holder, name, _after(let_go, ends))
+                setattr(holder, name, _after(let_go, name, ends))
 
 
-def _after(let_go: Callable[[], None], ends: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(ends)
-    def ends_after(*arguments: Any, **named: Any) -> Any:
+def _after(let_go: Callable[[], None], name: str, ends: Callable[..., Any]) -> Callable[..., Any]:
+    def ends_after(group: Any, *arguments: Any, **named: Any) -> Any:
         let_go()
-        return ends(*arguments, **named)
+        return ends(group, *arguments, **named)
 
-    return ends_after
+    # A group of a class in Python is asked for a method of that name by C++, but for one that calls it: pybind11 tells
+    # that by the name of the code and its first argument. Else ``super().abort()`` in one would come back to it.
+    made: Any = ends_after
+    made.__code__ = made.__code__.replace(co_name=name)
+    return functools.wraps(ends)(made)

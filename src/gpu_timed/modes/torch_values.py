@@ -23,8 +23,8 @@ import torch.utils._pytree as pytree
 from torch.autograd import forward_ad
 
 from gpu_timed.modes.host_places import has_attributes
+from gpu_timed.modes.torch_around import are_alike, count_functions, count_modes, devices, modes_of_functions
 from gpu_timed.modes.torch_around import around as around  # noqa: PLC0414
-from gpu_timed.modes.torch_around import count_functions, count_modes, devices, modes_of_functions
 from gpu_timed.modes.torch_memory import Shares as Shares  # noqa: PLC0414 - asked for here, with all else of values
 from gpu_timed.modes.torch_memory import memory_behind as memory_behind  # noqa: PLC0414
 from gpu_timed.modes.torch_memory import overlaps as overlaps  # noqa: PLC0414
@@ -201,7 +201,7 @@ class Alike:
             or count_modes()
             or getattr(forward_ad, "_current_level", -1) >= 0  # transforms and traces the check tells from this
             or count_functions() != self._functions
-            or (self._modes and not all(map(operator.is_, self._modes, modes_of_functions())))
+            or (self._modes and not are_alike(self._modes, modes_of_functions()))
             or (not self._grad and [tensor.requires_grad for tensor in found] != self._require)
         ):
             return None

@@ -50,6 +50,8 @@ _BETWEEN_RANKS: Final = frozenset(
 EXCHANGES: Final = "it exchanges data with other ranks"
 _IN_PLACE: Final = "c10d"
 """Operations that change what they are given, of which their schemas say nothing."""
+_ONLY_READ: Final = ("backward", "no_training", "no_update", "functional")
+"""What names of batch norms have in them that do not change their statistics, and have no argument that says so."""
 _DYNAMO: Final = "torch._dynamo"
 _all_come_here: Final = hasattr(TorchDispatchMode, "supports_higher_order_operators")
 _NO_WORK: Final = "torch._subclasses."
@@ -249,10 +251,16 @@ def _has_ranks() -> bool:
 
 
 def hold_for_ranks(ground: Any, holder: Any) -> None:
-    """Have the graphs of *holder* go before what they may hold, where this process is one of several ranks."""
-    if _has_ranks():
-        ground.hold(holder)
-        before_they_end(ground.let_go)
+    """Have the graphs of *holder* go before what they may hold, where this process is one of several ranks.
+
+    Never raises.
+    """
+    try:
+        if _has_ranks():
+            ground.hold(holder)
+            before_they_end(ground.let_go)
+    except Exception as error:  # noqa: BLE001 - rule 1: the call has been made
+        holder.notes.fault("mode", error)
 
 
 def _is_made_of_others(kind: type) -> bool:
@@ -268,8 +276,9 @@ def _statistics(schema: Any, args: Any, kwargs: Any) -> list[Any]:
         for place, one in enumerate(schema.arguments)
     }
     trains = given.get("training", given.get("use_input_stats", True))
-    found = [given.get("running_mean"), given.get("running_var")]
-    return [one for one in found if isinstance(one, torch.Tensor)] if trains and "backward" not in schema.name else []
+    if not trains or any(said in schema.name for said in _ONLY_READ):
+        return []
+    return [one for one in (given.get("running_mean"), given.get("running_var")) if isinstance(one, torch.Tensor)]
 
 
 def _may_stop(func: Any, taken: list[Any]) -> bool:
