@@ -190,3 +190,27 @@ def test_replays_pay_for_more_calls_that_are_watched(graphs: Device) -> None:
         f(two(), "a third one")
         f(two(), "a fourth one")
     assert [record.mode_reason.startswith("warm-up") for record in records] == [True, False]
+
+
+@pytest.mark.parametrize("replays", [63, 62])
+def test_captures_that_have_paid_are_not_held_against_a_site(graphs: Device, replays: int) -> None:
+    """New weights once in a while, or one adapter for another, are no reason to give the mode up after some days."""
+    factor = {"is": 0.0}
+    f = gpu_timed(lambda a: a * factor["is"], name="f", mode=CudaGraph(warmup=1, max_graphs=8))
+    with capture() as records:
+        for turn in range(40):
+            factor["is"] += 1.0
+            for _ in range((turn == 0) + 1 + replays):  # warm-up, capture with one replay, and replays
+                assert f(two()).tolist() == [factor["is"], 2 * factor["is"]]
+    paid = replays == 63
+    assert graphs.captures == (40 if paid else 9)
+    assert records[-1].mode == ("cuda_graph" if paid else "eager")
+
+
+@pytest.mark.parametrize("replays", [63, 62])
+def test_nor_are_those_of_signatures_that_were_used_enough(graphs: Device, replays: int) -> None:
+    f = gpu_timed(name="f", mode=CudaGraph(warmup=1, max_graphs=1))(lambda a: a + 1)
+    for size in range(1, 11):
+        for _ in range(2 + replays):
+            assert f(torch.zeros(size)).tolist() == [1.0] * size
+    assert graphs.captures == (10 if replays == 63 else 4)

@@ -25,7 +25,7 @@ from gpu_timed.modes.signature import PLAIN, Signature, Signatures
 from gpu_timed.site import Site
 
 _MOST_AGAIN: Final = 8
-"""Captures anew of one signature because of what changed on the host."""
+"""Captures anew of one signature because of what changed on the host, after few replays."""
 _MOST_FAILURES: Final = 8
 """Captures of one signature that fail for a cause that may pass, or replays of it one after another, before no more
 are tried."""
@@ -180,8 +180,7 @@ class Graphed(Launcher):
                 captured.replays += 1
             elif not audits or captured.guards.stale():
                 for one in self._signatures.stale_with(known):
-                    one.again += 1
-                    self._let_go(one)
+                    self._let_go(one, stale=True)
         if result is STALE:
             return STALE
         finished = captured.finished(result)  # which may be the user's code: not with the lock
@@ -200,10 +199,10 @@ class Graphed(Launcher):
             known.alike = False
             self.notes.fault("mode", error)
 
-    def _let_go(self, known: Signature) -> None:
+    def _let_go(self, known: Signature, *, stale: bool = False) -> None:
         with self._lock:
             self._recent = None
-            captured = self._signatures.take_graph(known)
+            captured = self._signatures.take_graph(known, stale=stale)
             if captured is not None:
                 with self._device.relaxed():
                     captured.graph.release()

@@ -16,7 +16,8 @@ _CAPTURES: Final = 4
 _WATCHED: Final = 16
 """Calls of a site that are watched, in multiples of those that so many graphs need, after which none is any more."""
 _PAY: Final = 64
-"""But for one for each so many replays: a watched call takes several times as long as the call, so some 5 % at most."""
+"""Replays that pay for a watched call more, and for the capture of their graph, which is not counted then: either takes
+several times as long as the call, so some 5 % at most."""
 PLAIN: Final = (int, float, bool, str, bytes, complex, type(None))
 """Kinds of values that are told apart by what they are, not by identity."""
 
@@ -73,7 +74,7 @@ class Signatures:
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, Signature] = OrderedDict()
-        #: How many graphs were captured, and how many calls were watched on the way to one.
+        #: How many graphs were captured, those that have paid for it left out, and how many calls were watched.
         self.captures = self.watched = 0
         #: How many replays there were of graphs that are gone.
         self._replayed = 0
@@ -102,7 +103,7 @@ class Signatures:
 
     def _too_many(self, mode: Any, *, watches: bool = True) -> str:
         if self.captures >= _CAPTURES * mode.max_graphs:
-            return f"{self.captures} graphs were captured: too many input signatures"
+            return f"{self.captures} graphs were captured for few replays: too many input signatures"
         over = self.watched - _WATCHED * mode.max_graphs * mode.warmup
         if watches and over >= 0 and over >= self._replays() // _PAY:
             return f"{self.watched:,} calls were watched for {self.captures} graphs: too many input signatures"
@@ -112,11 +113,15 @@ class Signatures:
         graphs = [one.captured for one in self._known.values()]  # once: each may go at any moment
         return self._replayed + sum(one.replays for one in graphs if one is not None)
 
-    def take_graph(self, known: Signature) -> Captured | None:
-        """Return the graph of *known*, if it has one, which has none any more."""
+    def take_graph(self, known: Signature, *, stale: bool = False) -> Captured | None:
+        """Return the graph of *known*, if it has one, which has none any more: *stale*, or for another reason."""
         captured, known.captured = known.captured, None
         if captured is not None:
             self._replayed += captured.replays
+            if captured.replays >= _PAY:
+                self.captures -= 1
+            elif stale:
+                known.again += 1
         return captured
 
     def make_room(self, most: int, let_go: LetGo) -> None:
