@@ -22,8 +22,6 @@ torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 from make_believe_graphs import Device  # noqa: E402 - needs torch
 
-from gpu_timed.modes import torch_graphs  # noqa: E402
-
 
 @dataclass
 class Answer:
@@ -267,13 +265,6 @@ def test_what_is_too_large_to_copy_is_told_by_its_version(monkeypatch: pytest.Mo
 
 
 # -- torch's arms, by compare() -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Device:
-    made = Device()
-    monkeypatch.setattr(torch_graphs, "Device", lambda *_: made)
-    return made
 
 
 def test_a_graph_is_an_arm(graphs: Device) -> None:

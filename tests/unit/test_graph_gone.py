@@ -15,17 +15,10 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from make_believe_graphs import Device  # noqa: E402
 
-from gpu_timed.modes import capturing, graphed, torch_graphs, torch_ranks, torch_watching  # noqa: E402
+from gpu_timed.modes import capturing, graphed, torch_ranks, torch_watching  # noqa: E402
 from gpu_timed.modes.launcher import Ground  # noqa: E402
 
 GRAPH = CudaGraph(warmup=1)
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Device:
-    device = Device()
-    monkeypatch.setattr(torch_graphs, "Device", lambda *_: device)
-    return device
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ numpy = pytest.importorskip("numpy")
 import torch.utils._pytree as pytree  # noqa: E402
 from make_believe_graphs import Device  # noqa: E402 - needs torch
 
-from gpu_timed.modes import graphed, host_guards, host_places, host_state, torch_graphs, torch_values  # noqa: E402
+from gpu_timed.modes import graphed, host_guards, host_places, host_state, torch_values  # noqa: E402
 
 GRAPH = CudaGraph(warmup=1)
 
@@ -32,13 +32,6 @@ GRAPH = CudaGraph(warmup=1)
 def how_dicts_are_known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether each entry of a dict is looked at, or torch is asked which dicts were written to."""
     monkeypatch.setattr(host_guards, "_FEWEST_WATCHED", 0 if request.param == "dicts watched" else 1 << 30)
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Device:
-    device = Device()
-    monkeypatch.setattr(torch_graphs, "Device", lambda *_: device)
-    return device
 
 
 def x(*values: float) -> Any:

@@ -30,13 +30,6 @@ from gpu_timed.modes.torch_watching import Watch, key_of  # noqa: E402
 GRAPH = CudaGraph(warmup=1)
 
 
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Device:
-    device = Device()
-    monkeypatch.setattr(torch_graphs, "Device", lambda *_: device)
-    return device
-
-
 def two(*values: float) -> Any:
     return torch.tensor(values or (1.0, 2.0))
 

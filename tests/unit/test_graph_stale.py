@@ -16,21 +16,15 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.distributed._functional_collectives as functions_of_dist  # noqa: E402
 from make_believe_graphs import Device, Graph  # noqa: E402
+from torch import library as operations  # noqa: E402
 from torch.distributed import destroy_process_group  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-from gpu_timed.modes import host_reach, torch_graphs  # noqa: E402
+from gpu_timed.modes import host_reach  # noqa: E402
 from gpu_timed.modes.torch_watching import Watch, key_of  # noqa: E402
 
 GRAPH = CudaGraph(warmup=1)
 functional = torch.nn.functional
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Device:
-    device = Device()
-    monkeypatch.setattr(torch_graphs, "Device", lambda *_: device)
-    return device
 
 
 class Table:
@@ -73,7 +67,7 @@ def test_no_index_is_looked_up_in_a_table_that_was(graphs: Device, lookup: str, 
     assert graphs.replays - before == 1  # the one that was compared
 
 
-@torch.library.custom_op("gpu_timed_tests::doubled", mutates_args=())
+@operations.custom_op("gpu_timed_tests::doubled", mutates_args=())
 def doubled(a: torch.Tensor) -> torch.Tensor:
     return a * 2
 
@@ -193,7 +187,7 @@ def ranks() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@torch.library.custom_op("gpu_timed_tests::reduced", mutates_args=())
+@operations.custom_op("gpu_timed_tests::reduced", mutates_args=())
 def reduced(a: torch.Tensor) -> torch.Tensor:
     found = a.clone()
     dist.all_reduce(found)

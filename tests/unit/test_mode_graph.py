@@ -16,17 +16,10 @@ from gpu_timed.testing import capture
 torch = pytest.importorskip("torch")
 from make_believe_graphs import Device  # noqa: E402 - needs torch
 
-from gpu_timed.modes import capturing, host_state, torch_graphs, torch_values  # noqa: E402
+from gpu_timed.modes import capturing, host_state, torch_values  # noqa: E402
 from gpu_timed.modes.launcher import Passing  # noqa: E402
 
 GRAPH = CudaGraph(warmup=1)
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Device:
-    device = Device()
-    monkeypatch.setattr(torch_graphs, "Device", lambda *_: device)
-    return device
 
 
 def modes(records: list[Any]) -> list[str]:
