@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast, overload
 
 from gpu_timed import current
-from gpu_timed.callables import functions, kinds
+from gpu_timed.callables import functions, kinds, tracing
 from gpu_timed.errors import ConfigurationError, NotCallableError, missing_extra
 from gpu_timed.mode_values import Eager, Mode, ModeSource, mode_of
 from gpu_timed.modes.choice import UseMode
@@ -201,7 +201,7 @@ def gpu_span(
     Raises:
         ConfigurationError: An option cannot be used.
     """
-    if functions.compiling():  # as decorated functions do: compile as if it were not there, and say so once
+    if tracing.compiling():  # as decorated functions do: compile as if it were not there, and say so once
         current.traced(name)
         return cast("_Block", contextlib.nullcontext())
     if not isinstance(name, str):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from gpu_timed import flush, gpu_span, gpu_timed
+from gpu_timed import CudaGraph, ModeError, flush, gpu_span, gpu_timed
 from gpu_timed.testing import capture
 
 torch = pytest.importorskip("torch")
@@ -141,3 +143,54 @@ def test_a_raise_in_a_compiled_region_is_the_users(graphs: Graphs) -> None:
     assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
     with pytest.raises(ValueError, match="three"):
         compiled(torch.ones(3))
+
+
+@contextlib.contextmanager
+def while_another_thread_compiles() -> Iterator[None]:
+    """In the midst of a compile, for as long as the block lasts."""
+    begun, end = threading.Event(), threading.Event()
+
+    def backend(module: Any, example: Any) -> Any:
+        begun.set()
+        assert end.wait(60)
+        return module
+
+    thread = threading.Thread(target=lambda: torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2)))
+    thread.start()
+    assert begun.wait(60)
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_what_another_thread_compiles_is_nothing_to_this_one(graphs: Graphs) -> None:
+    """Torch's own answer to whether it is compiling is one for the whole process: each recompile would lose spans."""
+
+    class Model(torch.nn.Module):
+        @gpu_timed(name="forward")
+        def forward(self, x: Any) -> Any:
+            return x + 1
+
+    model, plain = Model(), gpu_timed(lambda x: x + 1, name="plain")
+    strict = gpu_timed(lambda x: x + 1, name="strict", mode=CudaGraph(strict=True))
+    moded = gpu_timed(lambda x: x + 1, name="moded", mode="cuda_graph")
+    with while_another_thread_compiles(), capture() as records:
+        plain(torch.ones(2))
+        model(torch.ones(2))
+        moded(torch.ones(2))
+        with gpu_span("block"):
+            pass
+        with pytest.raises(ModeError):
+            strict(torch.ones(2))
+    assert [record.name for record in records] == ["plain", "forward", "moded", "block", "strict"]
+    assert records[2].mode_requested == "cuda_graph"
+    assert "not_timed_in_compiled_region" not in flush().counts
+
+
+def test_a_call_that_is_not_compiled_says_so_while_another_thread_compiles(graphs: Graphs) -> None:
+    f = gpu_timed(lambda x: x + 1, name="f", mode="compile")
+    with while_another_thread_compiles(), torch.compiler.set_stance("force_eager"), capture() as records:
+        f(torch.ones(2))
+    assert records[0].mode == "eager"

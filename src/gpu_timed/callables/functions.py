@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import types
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any, Final, cast
 
+from gpu_timed.callables.tracing import questions
 from gpu_timed.ports import Door, ModeSwitch
 from gpu_timed.site import Site
 
@@ -60,22 +60,6 @@ def is_timed(function: Any) -> bool:
     return any(name.startswith(_OWN) for name in free)
 
 
-def compiling() -> bool:
-    """Return whether this very code is being traced by Dynamo, which takes the answer for a constant."""
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.compiler.is_compiling())
-
-
-def asking_whether_compiled() -> Callable[[], bool]:
-    """Return what :func:`compiling` asks, where torch is there: called straight, it takes half the time."""
-    torch = sys.modules.get("torch")
-    try:
-        found: Callable[[], bool] = torch.compiler.is_compiling  # type: ignore[union-attr]
-    except AttributeError:  # not there, or being imported
-        return compiling
-    return found
-
-
 def template_for(target: Callable[..., Any]) -> Callable[..., types.FunctionType]:
     """Return what makes the wrapper for *target*, by what a call of it gives."""
     if _is(inspect.isasyncgenfunction, target):
@@ -101,10 +85,11 @@ def _is(question: Callable[[Any], bool], target: Any) -> bool:
 
 def _plain(function: Callable[..., Any], site: Site, door: Door) -> types.FunctionType:
     # Everything it needs is in its closure: its globals are to be those of *function*.
-    name, enter, traced, modes, is_compiling = site.name, door.enter, door.traced, door.modes, asking_whether_compiled()
+    name, enter, traced, modes = site.name, door.enter, door.traced, door.modes
+    compiles, by_dynamo, is_traced_here = questions()
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if compiles() and (by_dynamo() or is_traced_here()):  # see tracing.compiling()
             traced(name)
             return function(*args, **kwargs)
         opened = enter(site, args, kwargs)

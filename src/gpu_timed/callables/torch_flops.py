@@ -28,6 +28,7 @@ from typing import Any, Final
 import torch
 from torch.utils import _python_dispatch, flop_counter
 
+from gpu_timed.callables.tracing import compiling
 from gpu_timed.record import Missing
 from gpu_timed.work import Work
 
@@ -53,7 +54,7 @@ def why_not() -> Missing | None:
     mode = _python_dispatch._get_current_dispatch_mode()  # noqa: SLF001 - versions in the module's docstring
     if mode is not None and not isinstance(mode, _Mode):
         return _BUSY
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if compiling() or torch.jit.is_tracing():
         return _COMPILING
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return _CAPTURING

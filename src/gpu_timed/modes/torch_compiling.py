@@ -90,10 +90,10 @@ def compile_for_site(function: Callable[..., Any], name: str, mode: Compile, to_
 
 def _around(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return a function of its own code around *function* that tells when it is not compiled."""
-    is_compiling, ran_uncompiled = torch.compiler.is_compiling, _ran_uncompiled
+    is_compiled, ran_uncompiled = torch.compiler.is_dynamo_compiling, _ran_uncompiled
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not is_compiling():
+        if not is_compiled():  # Dynamo takes it for True; and is_compiling() is so as long as any thread compiles
             ran_uncompiled()
         return function(*args, **kwargs)
 
