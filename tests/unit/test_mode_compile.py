@@ -410,3 +410,55 @@ def test_torchs_own_warnings_are_none_of_ours(graphs: Graphs) -> None:
         f(torch.ones(2))
         f(torch.ones(2))
     assert [str(each.message) for each in caught if "gpu_timed" in str(each.filename)] == []
+
+
+def test_a_call_that_torch_compiles_nothing_in_costs_later_ones_nothing(graphs: Graphs) -> None:
+    """Torch itself gives a function up for good that was called so: every later call ran uncompiled."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils.flop_counter import FlopCounterMode
+
+    f = gpu_timed(lambda x: x @ x, name="f", mode=Compile(backend=graphs, strict=True))
+    x = torch.ones(4, 4)
+    with capture() as records:
+        with FlopCounterMode(display=False) as counted:
+            f(x)
+        f(x)
+        torch.vmap(f)(torch.ones(2, 4, 4))
+        made = make_fx(f)(x)
+        torch.jit.trace(f, (x,), check_trace=False)
+        f(x)
+    assert counted.get_total_flops() == 2 * 4**3
+    assert torch.equal(made(x), x @ x)
+    assert [record.mode for record in records] == ["eager", "compile", "eager", "eager", "eager", "compile"]
+    whys = [record.mode_reason for record in records]
+    assert "FlopCounterMode around the call" in whys[0]
+    assert (whys[2], whys[4]) == ("inside a transform of torch.func", "inside a trace of torch.jit")
+    assert "ProxyTorchDispatchMode around the call" in whys[3]
+
+
+def test_counting_its_work_keeps_no_call_from_being_compiled(graphs: Graphs) -> None:
+    f = gpu_timed(lambda x: x @ x, name="f", mode=Compile(backend=graphs), work="count")
+    with capture() as records:
+        for _ in range(2):
+            f(torch.ones(4, 4))
+    assert told(records) == [("compile", "compile")] * 2
+
+
+@pytest.mark.parametrize("uncompiled", [True, False])
+def test_a_call_that_raises_says_what_ran(graphs: Graphs, uncompiled: bool) -> None:
+    def f(x: Any, fails: bool) -> Any:
+        if fails:
+            raise KeyError("the user's")
+        return x + 1
+
+    timed = gpu_timed(f, name="f", mode=Compile(backend=graphs))
+    torch.compiler.set_stance("force_eager" if uncompiled else "default")
+    with capture() as records, pytest.raises(KeyError, match="the user's"):
+        timed(torch.ones(2), fails=True)
+    torch.compiler.set_stance("default")
+    assert records[0].mode == "eager"  # Dynamo compiles nothing that only raises
+    assert records[0].mode_requested == "compile"
+    assert records[0].mode_reason
+    with capture() as records, pytest.raises(RuntimeError):
+        gpu_timed(lambda x: x @ x, name="g", mode=Compile(backend=graphs))(torch.ones(3, 4))
+    assert told(records) == [("compile", "compile")]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any, Final
 
-from gpu_timed.mode_values import Compile
+from gpu_timed.mode_values import EAGER, Compile, Ran
 from gpu_timed.modes.launcher import INSIDE, Launcher, Notes, inside
 from gpu_timed.site import Site
 
@@ -57,17 +57,23 @@ class Compiled(Launcher):
             skips, parts = leaf.skips(), leaf.partitions()
             if why:
                 return self.eagerly(opened, arguments, named, why)
-        before, result = leaf.begin(), None
+        around = leaf.around()
+        if around:  # torch would give the function up for good
+            return self.for_now(opened, arguments, named, around)
+        before, result, raised = leaf.begin(), None, True
         try:
             result = compiled(*arguments, **named)
+            raised = False
         except leaf.FAILURES as error:
             if not self.mode.fullgraph:  # some of it may have run: it is torch's own, as without us
                 raise
-            why = self._fail(error)
+            why, raised = self._fail(error), False
             if self.mode.strict:
                 raise self.refused(opened, why) from error
         finally:
             uncompiled, graphs = leaf.end(before)  # why, if it was
+            if raised and opened is not None:
+                opened.ran = Ran(EAGER.name if uncompiled else self.asked.mode, self.asked.mode, uncompiled)
         if why:
             return self.eagerly(opened, arguments, named, why)
         if self.mode.uses_graphs:

@@ -6,7 +6,8 @@ trace. To what is recorded a replay would be a constant, of derivatives it knows
 Private, versions seen 2.6 to 2.13: ``torch._C._len_torch_dispatch_stack``, ``_get_dispatch_stack_at``,
 ``_len_torch_function_stack``, ``_get_function_stack_at``, ``_get_tracing_state``,
 ``torch._C._functorch.peek_interpreter_stack``; ``torch.autograd.forward_ad._current_level``;
-``torch.utils._device.DeviceContext``, which is a mode in this sense and changes nothing but where tensors are made.
+``TorchDispatchMode.is_infra_mode``; ``torch.utils._device.DeviceContext``, which is a mode in this sense and changes
+nothing but where tensors are made.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from gpu_timed.modes.launcher import INSIDE, ForNow
 from gpu_timed.modes.torch_watching import Watch
 
 _functorch: Final[Any] = getattr(torch._C, "_functorch", None)  # noqa: SLF001 - see the docstring
+
+_TRACERS: Final = frozenset({"FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode"})
 
 
 def _none(*_: Any) -> Any:
@@ -55,6 +58,17 @@ def around() -> str:
         return ForNow("inside a transform of torch.func")
     if getattr(forward_ad, "_current_level", -1) >= 0:
         return ForNow("a replay has no forward derivatives")
+    return ForNow("inside a trace of torch.jit") if _traced() is not None else ""
+
+
+def around_compiled() -> str:
+    """Return what torch compiles no call in, made here and now, and would give the function up for; or nothing."""
+    for mode in map(_at, range(count_modes())):
+        infra = getattr(mode, "is_infra_mode", bool)()  # as those are that the compiler may be under
+        if not infra or type(mode).__name__ in _TRACERS:
+            return ForNow(f"torch compiles nothing with {type(mode).__name__} around the call")
+    if _transformed() is not None:
+        return ForNow("inside a transform of torch.func")
     return ForNow("inside a trace of torch.jit") if _traced() is not None else ""
 
 

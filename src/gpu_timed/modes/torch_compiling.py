@@ -22,6 +22,7 @@ from torch._dynamo import exc
 from torch._dynamo.utils import counters
 
 from gpu_timed.mode_values import Compile
+from gpu_timed.modes.torch_around import around_compiled as around  # noqa: F401 - asked for here, with all else
 
 _LIMIT: Final[Any] = getattr(exc, "FailOnRecompileLimitHit", ())
 FAILURES: Final[tuple[type[BaseException], ...]] = tuple(
@@ -39,8 +40,9 @@ _THREAD: Final = (
 
 
 UNCOMPILED: Final = (
-    "torch ran it uncompiled: the recompile limit (say a value that it reads on the host changes from call to call, or "
-    "shapes do: Compile(dynamic=True) may help), a stance or a switch"
+    "torch ran it uncompiled: a call of it raised or could not be compiled, after which torch gives a function up; or the "
+    "recompile limit (a value that it reads on the host changes from call to call, say, or shapes do: "
+    "Compile(dynamic=True) may help), a stance or a switch"
 )
 
 ToText = Callable[[BaseException], str]
