@@ -59,8 +59,8 @@ class Sites:
             ledger.count("not_timed_in_compiled_region")
             ledger.say(
                 f"gpu_timed: {name} is called inside a compiled region and not timed there. "
-                "Decorate what you compile instead: gpu_timed(torch.compile(f)). If that is a call in the mode compile, "
-                "it is part of that, whatever its own mode: use_mode(..., match=...) says which calls are compiled."
+                "Decorate what you compile: gpu_timed(torch.compile(f)). If that is a call in the mode compile, it "
+                "is part of that, whatever its own mode: use_mode(..., match=...) says which calls are compiled."
             )
 
     def calls(self) -> dict[str, int]:

@@ -40,8 +40,9 @@ _THREAD: Final = (
 
 
 UNCOMPILED: Final = (
-    "torch ran it uncompiled: it gave it up after a call that raised or could not be compiled, or at the recompile limit "
-    "(a value that it reads on the host, or a shape, changes: Compile(dynamic=True) may help); or a stance or a switch"
+    "torch ran it uncompiled: it gave it up after a call that raised or could not be compiled, or at the recompile "
+    "limit (a value that it reads on the host, or a shape, changes: Compile(dynamic=True) may help); or a stance, or "
+    "a switch"
 )
 
 ToText = Callable[[BaseException], str]
