@@ -171,9 +171,11 @@ class Switch:
             opened.ran = Ran(EAGER.name, mode.name, why)
 
     def note(self, name: str, mode: str, why: str) -> None:
-        """Count that a call ran in another mode than *mode*, and say so once for each site and reason."""
+        """Count that a call ran in another mode than *mode*, and say so once for each site, mode and reason."""
         self._ledger().count("mode_not_honoured")
-        self._say_once(name, why, f"gpu_timed: {name} was asked to run as {mode} and does not: {why}. Said once.")
+        self._say_once(
+            name, f"{mode}: {why}", f"gpu_timed: {name} was asked to run as {mode} and does not: {why}. Said once."
+        )
 
     def tell_unmatched(self, names: Iterable[str]) -> None:
         """Say once of each rule of the whole process that none of *names*, those of its spans, is what it is about."""
