@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from make_believe_graphs import Device  # noqa: E402
 
-from gpu_timed.modes import capturing, graphed, torch_ranks, torch_watching  # noqa: E402
+from gpu_timed.modes import capturing, graphed, torch_ranks  # noqa: E402
 from gpu_timed.modes.launcher import Ground  # noqa: E402
 
 GRAPH = CudaGraph(warmup=1)
@@ -23,8 +23,8 @@ GRAPH = CudaGraph(warmup=1)
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_watching, "_has_ranks", lambda: True)
-    monkeypatch.setattr(torch_watching, "before_they_end", lambda _: None)
+    monkeypatch.setattr(torch_ranks, "has_ranks", lambda: True)
+    monkeypatch.setattr(torch_ranks, "_before_they_end", lambda _: None)
 
 
 def two(*values: float) -> Any:
@@ -101,7 +101,7 @@ def test_a_process_group_that_cannot_be_waited_on_is_no_exception_of_the_call(
     def raises(*_: Any) -> None:
         raise TypeError("cannot set an attribute of ProcessGroup")
 
-    monkeypatch.setattr(torch_watching, "before_they_end", raises)
+    monkeypatch.setattr(torch_ranks, "_before_they_end", raises)
     f = gpu_timed(name="f", mode=GRAPH)(lambda a: a * 2)
     with capture() as records:
         for _ in range(3):
@@ -133,7 +133,7 @@ def test_what_ends_a_process_group_in_python_is_called_once(
         monkeypatch.setattr(dist.ProcessGroup, name, getattr(dist.ProcessGroup, name))
     monkeypatch.setattr(torch_ranks.atexit, "register", lambda _: None)
     gone: list[bool] = []
-    torch_ranks.before_they_end(lambda: gone.append(True))
+    torch_ranks._before_they_end(lambda: gone.append(True))
     group = kind()
     group.abort()
     assert group.aborts == aborts
@@ -206,4 +206,19 @@ def test_nor_are_those_of_signatures_that_were_used_enough(graphs: Device, repla
     for size in range(1, 11):
         for _ in range(2 + replays):
             assert f(torch.zeros(size)).tolist() == [1.0] * size
+    assert graphs.captures == (10 if replays == 63 else 4)
+
+
+@pytest.mark.parametrize("replays", [63, 62])
+def test_nor_are_those_of_models_that_are_gone(graphs: Device, replays: int) -> None:
+    """Whose graphs go with them, and not by us."""
+
+    class Model:
+        factor = 2.0
+
+    f = gpu_timed(name="f", mode=CudaGraph(warmup=1, max_graphs=1))(lambda a, model: a * model.factor)
+    for _ in range(10):
+        model = Model()
+        for _ in range(2 + replays):
+            assert f(two(), model).tolist() == [2.0, 4.0]
     assert graphs.captures == (10 if replays == 63 else 4)

@@ -18,7 +18,7 @@ from threading import RLock
 from typing import Any, Final
 
 from gpu_timed.mode_values import EAGER, CudaGraph, Ran
-from gpu_timed.modes import host_state
+from gpu_timed.modes import host_state, torch_ranks
 from gpu_timed.modes.capturing import CHANGES, STALE, Captured, Capturing, Launched, is_as_said, said
 from gpu_timed.modes.launcher import INSIDE, ForNow, Launcher, Notes, Passing, inside
 from gpu_timed.modes.signature import PLAIN, Signature, Signatures
@@ -141,8 +141,7 @@ class Graphed(Launcher):
             return taken.refused or "no argument is a tensor on the device", taken, None
         with self._lock:
             self._recent = None  # the last in order is this one
-            objects = lambda: [leaf for leaf in taken.leaves if not self._values.is_tensor(leaf)]  # noqa: E731
-            known, why = self._signatures.of(taken.key, self.mode, objects, self._let_go)
+            known, why = self._signatures.of(taken.key, self.mode, lambda: taken.others, self._let_go)
         return why or (known.refused if known is not None else ""), taken, known
 
     def _make(self) -> Any:
@@ -345,7 +344,7 @@ class Graphed(Launcher):
             self._give_up(known, captured, why)
             self.tell(opened, EAGER.name, why)
             return result
-        self._watching.hold_for_ranks(self.notes.ground, self)
+        torch_ranks.hold(self.notes.ground, self)
         self.asked = self.asked._replace(graph_memory_bytes=self._device.held())
         what = f"captured ({captured.graph.nbytes / (1 << 20):.1f} MiB) and " if new else ""
         compared = capturing.not_compared(watch)

@@ -29,6 +29,8 @@ class Signature:
         self.refused = ""
         self.runs = 0
         self.captured: Captured | None = None
+        #: How many replays there were of a graph that went with what the signature knows by identity.
+        self.went = 0
         #: The outputs of a call that are no tensors, and how all are nested.
         self.said: tuple[list[Any], Any] | None = None
         #: What tells its calls at a glance, or False.
@@ -47,8 +49,9 @@ class Signature:
 
         def goes(_: Any) -> None:
             signature = me()
-            if signature is not None:
-                signature.captured = None
+            captured = None if signature is None else signature.captured
+            if signature is not None and captured is not None:
+                signature.captured, signature.went = None, captured.replays
 
         for leaf in leaves:
             if not isinstance(leaf, PLAIN) or has_attributes(leaf):
@@ -116,12 +119,12 @@ class Signatures:
     def take_graph(self, known: Signature, *, stale: bool = False) -> Captured | None:
         """Return the graph of *known*, if it has one, which has none any more: *stale*, or for another reason."""
         captured, known.captured = known.captured, None
-        if captured is not None:
-            self._replayed += captured.replays
-            if captured.replays >= _PAY:
-                self.captures -= 1
-            elif stale:
-                known.again += 1
+        replays, known.went = known.went if captured is None else captured.replays, 0
+        self._replayed += replays
+        if replays >= _PAY:
+            self.captures -= 1
+        elif stale:
+            known.again += 1
         return captured
 
     def make_room(self, most: int, let_go: LetGo) -> None:

@@ -1,4 +1,6 @@
-"""Graphs go before the communicators that they hold: else the end of those waits for the end of these, for ever.
+"""Processes that are one of several ranks. Torch is not imported here, and asked where it is.
+
+Graphs go before the communicators that they hold: else the end of those waits for the end of these, for ever.
 
 NCCL's communicators count the graphs that their collectives were captured in, and to destroy or abort one is to wait
 until there is none (NCCL 2.26 and others, ``commDestroySync``): ``destroy_process_group()`` never returns, at the end
@@ -24,22 +26,40 @@ _lock: Final = Lock()
 _put: Final[set[Callable[[], None]]] = set()
 
 
-def before_they_end(let_go: Callable[[], None]) -> None:
+def has_ranks() -> bool:
+    """Return whether this process is one of several that exchange data by torch."""
+    found: Any = sys.modules.get("torch.distributed")
+    return found is not None and found.is_available() and found.is_initialized() and found.get_world_size() > 1
+
+
+def hold(ground: Any, holder: Any) -> None:
+    """Have the graphs of *holder* go before what they may hold, where this process is one of several ranks.
+
+    Never raises.
+    """
+    try:
+        if has_ranks():
+            ground.hold(holder)
+            _before_they_end(ground.let_go)
+    except Exception as error:  # noqa: BLE001 - rule 1: the call has been made
+        holder.notes.fault("mode", error)
+
+
+def _before_they_end(let_go: Callable[[], None]) -> None:
     """Have *let_go* called before process groups end, and as the process does."""
     with _lock:
         if let_go in _put:
             return
         _put.add(let_go)
     atexit.register(let_go)
-    group = getattr(sys.modules.get("torch.distributed"), "ProcessGroup", None)
-    for holder, names in (
-        (group, _ENDS),
-        (sys.modules.get("torch.distributed.distributed_c10d") if not hasattr(group, _ENDS[0]) else None, _ENDS_BEFORE),
-    ):
-        for name in names:
-            ends = getattr(holder, name, None)
-            if callable(ends):
-                setattr(holder, name, _after(let_go, name, ends))
+    holder: Any = getattr(sys.modules.get("torch.distributed"), "ProcessGroup", None)
+    names: tuple[str, ...] = _ENDS
+    if not hasattr(holder, _ENDS[0]):
+        holder, names = sys.modules.get("torch.distributed.distributed_c10d"), _ENDS_BEFORE
+    for name in names:
+        ends = getattr(holder, name, None)
+        if callable(ends):
+            setattr(holder, name, _after(let_go, name, ends))
 
 
 def _after(let_go: Callable[[], None], name: str, ends: Callable[..., Any]) -> Callable[..., Any]:

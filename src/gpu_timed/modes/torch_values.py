@@ -70,6 +70,11 @@ class Taken(NamedTuple):
     refused: str
     """Why no graph can serve it."""
 
+    @property
+    def others(self) -> list[Any]:
+        """All arguments that are no tensors."""
+        return [leaf for leaf in self.leaves if not isinstance(leaf, torch.Tensor)]
+
 
 def take(arguments: tuple[Any, ...], named: Mapping[str, Any], holds: Callable[[Any], bool], *, static: bool) -> Taken:
     """Take the arguments of a call apart. *holds* as in :class:`~gpu_timed.modes.torch_watching.Watch`."""

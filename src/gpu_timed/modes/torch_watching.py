@@ -24,7 +24,7 @@ import torch.utils._pytree as pytree
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpu_timed.modes.torch_ranks import before_they_end
+from gpu_timed.modes.torch_ranks import has_ranks
 
 _READS: Final = frozenset(
     {
@@ -169,7 +169,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
             if not self.blocked and _has_generator(schema, args, kwargs):
                 self.blocked = f"{schema.name} draws from a generator= of its own, which no graph knows of, {_line()}"
         taken = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        if func.namespace not in _OF_TORCH and self.talks != EXCHANGES and _has_ranks():
+        if func.namespace not in _OF_TORCH and self.talks != EXCHANGES and has_ranks():
             told = func.namespace in _BETWEEN_RANKS  # else what it does inside is not seen: vLLM's all_reduce, say
             self.talks = EXCHANGES if told else f"{schema.name} may exchange data with other ranks"
         self.may_stop = self.may_stop or _may_stop(func, taken)
@@ -242,25 +242,6 @@ def make_known(kind: type[Watch]) -> None:
 
 def _come(operation: Any, mode: Watch, *arguments: Any, **named: Any) -> Any:
     return mode.__torch_dispatch__(operation, (), arguments, named)
-
-
-def _has_ranks() -> bool:
-    """Return whether this process is one of several that exchange data by torch."""
-    found: Any = sys.modules.get("torch.distributed")
-    return found is not None and found.is_available() and found.is_initialized() and found.get_world_size() > 1
-
-
-def hold_for_ranks(ground: Any, holder: Any) -> None:
-    """Have the graphs of *holder* go before what they may hold, where this process is one of several ranks.
-
-    Never raises.
-    """
-    try:
-        if _has_ranks():
-            ground.hold(holder)
-            before_they_end(ground.let_go)
-    except Exception as error:  # noqa: BLE001 - rule 1: the call has been made
-        holder.notes.fault("mode", error)
 
 
 def _is_made_of_others(kind: type) -> bool:
