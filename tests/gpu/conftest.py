@@ -11,6 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "perf"))
 
+from own_process import OWN_PROCESS
+
 
 @pytest.fixture(autouse=True)
 def _cuda() -> None:
@@ -28,6 +30,14 @@ def spin() -> Any:
     return Spin()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave such files, unless they are named, to ``test_own_process.py``, which runs each in a process of its own."""
+    if collection_path.name not in OWN_PROCESS:
+        return None
+    named = {(config.invocation_params.dir / each.partition("::")[0]).resolve() for each in config.args}
+    return None if collection_path.resolve() in named else True
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what attaches CUPTI last: launches stay slower after it."""
-    items.sort(key=lambda item: "test_placement" in item.nodeid or "test_gpu_cupti" in item.nodeid)
+    """Run what attaches CUPTI, where it is named beside others, last: launches stay slower after it."""
+    items.sort(key=lambda item: item.path.name in OWN_PROCESS)
