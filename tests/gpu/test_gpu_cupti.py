@@ -20,7 +20,10 @@ from gpu_timed.testing import capture
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default"), pytest.mark.timeout(120)]
 
-FLOOR_NS = 1_300
+SLACK_NS = 500
+"""What NVIDIA documents for an event."""
+HANDING_OVER_NS = 1_300
+"""Of a kernel between two marks, on top of the floor, which is that of an empty pair: see README's Measured."""
 
 
 @pytest.fixture(autouse=True)
@@ -254,6 +257,7 @@ _PROFILER_AFTER = """
     print("DONE")
 """
 _WITHIN = """
+    import time
     import torch
     from torch.profiler import ProfilerActivity, profile
     from gpu_timed.clocks.cupti_activity import KernelRecords, RecordsUnavailable
@@ -272,6 +276,9 @@ _WITHIN = """
         torch.cuda.synchronize()
     kernels = [e for e in prof.events() if e.device_type == torch.autograd.DeviceType.CUDA and "elementwise" in e.name]
     assert len(kernels) == 7, len(kernels)
+    for _ in range(50):  # where it detaches CUPTI it waits for such calls, and a process that ends before hangs
+        time.sleep(0.01)
+        torch.cuda.synchronize()
     print("DONE")
 """
 
@@ -313,11 +320,12 @@ def test_the_truth_lies_in_the_interval_by_cupti(spin: Any) -> None:
     inside, exact = 0, []
     for record, one in zip(sorted(made, key=lambda record: record.start_ns), kernels, strict=True):
         true = one.end_ns - one.start_ns
-        slack = FLOOR_NS + 500
+        slack = record.floor_ns + SLACK_NS
         inside += record.device_min_ns - record.uncertainty_ns - slack <= true <= record.device_ns + slack
         if record.launch_gaps_included == "no":
             exact.append(record.device_ns - true)
-    print("inside", inside, "exact", len(exact), "median", statistics.median(exact) if exact else None)
+    floor_ns = statistics.median(record.floor_ns for record in made)
+    print("inside", inside, "exact", len(exact), "median", statistics.median(exact) if exact else None, floor_ns)
     assert inside >= 297
     assert len(exact) >= 30
-    assert abs(statistics.median(exact)) <= FLOOR_NS + 500
+    assert 0 <= statistics.median(exact) <= floor_ns + HANDING_OVER_NS + SLACK_NS

@@ -156,6 +156,32 @@ def test_what_the_call_raises_is_raised_and_the_profiler_is_stopped(monkeypatch:
     assert isinstance(torch_profile.recorded(lambda: None, CPU, lambda: None, steps=1), bytes)
 
 
+@pytest.mark.parametrize(("teardown", "more"), [("1", True), ("0", False), (None, False)])
+def test_torch_may_detach_cupti_before_the_next_pass(
+    monkeypatch: pytest.MonkeyPatch, teardown: str | None, more: bool
+) -> None:
+    """Where it is to, it waits for calls of CUDA after the pass; a device that fails by then takes no trace away."""
+    monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
+    if teardown is not None:
+        monkeypatch.setenv("TEARDOWN_CUPTI", teardown)
+    order: list[str] = []
+
+    class Profiler(torch.profiler.profile):  # type: ignore[misc, name-defined]
+        def stop(self) -> None:
+            super().stop()
+            order.append("stop")
+
+    def wait() -> None:
+        order.append("wait")
+        if order.count("wait") == 5:
+            raise RuntimeError("device")
+
+    monkeypatch.setattr(torch.profiler, "profile", Profiler)
+    monkeypatch.setattr(torch_profile, "_BETWEEN_S", 0.0)
+    assert isinstance(torch_profile.recorded(lambda: None, CPU, wait, steps=1), bytes)
+    assert order == ["wait", "wait", "stop", *["wait"] * 3 * more]
+
+
 def test_a_profiler_that_is_at_work_already_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     class Profiler:
         def __init__(self, **_: Any) -> None:

@@ -5,15 +5,19 @@ Names used: ``torch.profiler.profile``, ``ProfilerActivity``, ``record_function`
 torch exports, a public format: ``events()`` makes an object with a tree of children of every event.
 
 After torch's profiler has run, launches stay slower in that process, since CUPTI stays attached: so this comes after
-everything that is timed. torch detaches it where ``TEARDOWN_CUPTI=1`` is set before, unless CUDA Graphs were used.
+everything that is timed. torch detaches it where ``TEARDOWN_CUPTI=1`` is set before, unless CUDA Graphs were used: on a
+thread that waits for the process's next calls of CUDA (Kineto's ``teardownContext``, private). A pass that begins
+before it has done so crashes (pytorch/kineto#1169), and a process that ends before hangs.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +31,9 @@ from gpu_timed.step_timeline import ProfiledSteps
 STEP: Final = "gpu_timed.step"
 """Name of the annotation around each step."""
 _THROWN_AWAY: Final = 2
+_CALLS: Final = 20
+_BETWEEN_S: Final = 0.005
+"""Between calls of CUDA that let torch detach CUPTI: nothing tells when it has."""
 NO_KERNELS: Final = (
     "torch's profiler recorded no device work: none was launched, or another profiler has CUPTI in this process"
 )
@@ -97,9 +104,9 @@ def recorded(
                     call()
                     wait()
     except BaseException:
-        _stopped(profiler)
+        _stopped(profiler, wait)
         raise
-    fault = _stopped(profiler)
+    fault = _stopped(profiler, wait)
     if fault is not None:
         return fault
     try:
@@ -133,11 +140,16 @@ def _inside(found: kineto_trace.Recorded, begin: int) -> Iterator[Any]:
     return (span for span in found.operators if span.start_ns >= begin)
 
 
-def _stopped(profiler: Any) -> Missing | None:
+def _stopped(profiler: Any, wait: Callable[[], object]) -> Missing | None:
     try:
         profiler.stop()
     except Exception as error:  # noqa: BLE001
         return Missing("needs_kernel_records", f"torch's profiler did not stop: {error}")
+    if os.environ.get("TEARDOWN_CUPTI") == "1":
+        with suppress(Exception):  # what the device has to say was said in the last step
+            for _ in range(_CALLS):
+                time.sleep(_BETWEEN_S)
+                wait()
     return None
 
 
