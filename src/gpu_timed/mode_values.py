@@ -177,7 +177,7 @@ class Ran(NamedTuple):
     """How a call was launched."""
 
     mode: str
-    """What ran; empty where the mode was refused, and the call with it."""
+    """What ran; empty where the mode was refused, and the call with it, or compiling it raised."""
     requested: str
     """What was asked for."""
     reason: str = ""

@@ -28,6 +28,8 @@ MOST_CLOCKS: Final = 64
 _PENDING: Final = Missing("pending")
 _MARK_FAILED: Final = "mark_failed"
 _TORCHS_OWN: Final = "cuda init"
+_MOST_REASONS: Final = 3
+"""Of what holds for a site that are told in one reason, on each of its spans; a function split in parts has many."""
 """The probe that sees torch set the device up, and says how long that took."""
 
 
@@ -222,7 +224,9 @@ class Reader:
         holding = [each for index, each in tuple(lasting) if index <= span.index and each.holds(span.generation)]
         for each in holding:
             span.note(each.note)
-        return "; ".join(each.text for each in holding)
+        texts = list(dict.fromkeys(each.text for each in holding))
+        more = [f"and {len(texts) - _MOST_REASONS} more"] if len(texts) > _MOST_REASONS else []
+        return "; ".join([*texts[:_MOST_REASONS], *more])
 
     def _release(self, marks: list[tuple[Place, Mark]]) -> None:
         for place, mark in marks:

@@ -24,7 +24,7 @@ DEVICE_ERROR_HINT: Final = "may come from earlier work"
 _PROVEN: Final = 0.9
 """Share of the device time that must be proven work before the device is called the bound."""
 _UNKNOWN: Final = Verdict("unknown", NOT_SET, ())
-_REFUSED: Final = Missing("not_run", "the mode was refused, and the call with it")
+_REFUSED: Final = Missing("not_run", "nothing of the call ran: mode_reason says why")
 _NO_DEVICE: Final = Missing("no_device")
 _NOT_READ: Final = Sighting(NOT_SET, NOT_SET)
 

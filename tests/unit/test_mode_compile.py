@@ -6,11 +6,13 @@ import threading
 import types
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from gpu_timed import Compile, ModeError, flush, gpu_timed, use_mode
+from gpu_timed import Compile, Missing, ModeError, flush, gpu_timed, use_mode
+from gpu_timed.modes import compiled
 from gpu_timed.testing import capture
 from gpu_timed.warmth import torch_compile
 
@@ -135,7 +137,70 @@ def test_graph_breaks_are_told_for_good(graphs: Graphs, function: Any, parts: in
         assert found == ""
     else:
         assert found.startswith("graph breaks: torch compiled it as ")
-        assert int(found.split()[-2]) >= parts
+        assert int(found.split()[6]) >= parts
+
+
+def saying_first(x: Any) -> Any:
+    print("before")
+    return x + 1
+
+
+def saying_last(x: Any) -> float:
+    return float((x + 1).sum().item())
+
+
+@pytest.mark.parametrize("function", [saying_first, saying_last])
+@pytest.mark.filterwarnings("ignore:Graph break from")
+def test_graph_breaks_that_leave_one_graph_are_told(graphs: Graphs, function: Any) -> None:
+    """Beside a break there need be nothing to compile; and a second site finds all but its own frame compiled."""
+    sites = [gpu_timed(function, name=name, mode=Compile(backend=graphs)) for name in ("one", "two")]
+    with capture() as records:
+        for f in sites:
+            for _ in range(2):
+                f(torch.ones(2))
+        torch.compiler.reset()
+        sites[0](torch.ones(2))
+    assert {record.mode for record in records} == {"compile"}
+    assert {record.mode_reason for record in records} == {
+        "graph breaks: torch compiled it in parts (TORCH_LOGS=graph_breaks says where)"
+    }
+
+
+def test_threads_that_make_the_first_call_at_once_compile_it_once(graphs: Graphs) -> None:
+    """Each by itself they would come to the recompile limit, and be uncompiled for good."""
+    f = gpu_timed(lambda x: x + 1, name="f", mode=Compile(backend=graphs))
+    ready = threading.Barrier(12)
+
+    def call() -> None:
+        ready.wait(30)
+        for _ in range(2):
+            f(torch.ones(2))
+
+    with capture() as records:
+        threads = [threading.Thread(target=call) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert graphs.count == 1
+    assert told(records) == [("compile", "compile")] * 24
+
+
+def test_a_first_call_that_waits_for_another_thread_does_not_wait_for_ever(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ranks in threads of one process do."""
+    monkeypatch.setattr(compiled, "_LONGEST_S", 0.2)
+    both = threading.Barrier(2)
+
+    def meet(x: Any) -> Any:
+        both.wait(30)
+        return x + 1
+
+    f = gpu_timed(meet, name="f", mode=Compile(backend=graphs))
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(f, torch.ones(2)) for _ in range(2)]
+        assert [each.result(60).sum().item() for each in found] == [4.0, 4.0]
 
 
 def test_max_autotune_without_a_device_is_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +213,19 @@ def test_max_autotune_without_a_device_is_what_it_is(monkeypatch: pytest.MonkeyP
         f(torch.ones(2))
     assert told(records) == [("max-autotune-no-cudagraphs", "max-autotune")]
     assert "no CUDA device" in records[0].mode_reason
+
+
+def test_strict_without_a_device_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known before the call is said before it."""
+    from gpu_timed.modes import torch_compiling
+
+    monkeypatch.setattr(torch_compiling, "compile_for_site", lambda function, *_: function)
+    ran: list[int] = []
+    f = gpu_timed(lambda x: ran.append(1), name="f", mode=Compile(mode="reduce-overhead", strict=True))
+    with capture() as records, pytest.raises(ModeError, match="no CUDA device: strict=True is for hosts that have one"):
+        f(torch.ones(2))
+    assert not ran
+    assert isinstance(records[0].mode, Missing)
 
 
 def test_torchs_reason_for_leaving_out_cuda_graphs_lasts() -> None:
@@ -458,7 +536,14 @@ def test_a_call_that_raises_says_what_ran(graphs: Graphs, uncompiled: bool) -> N
     torch.compiler.set_stance("default")
     assert records[0].mode == "eager"  # Dynamo compiles nothing that only raises
     assert records[0].mode_requested == "compile"
-    assert records[0].mode_reason
+    says = "or by a stance" if uncompiled else "in a call that raised KeyError"
+    assert says in records[0].mode_reason
+    with capture() as records:
+        timed(torch.ones(2), fails=False)
+    assert [(record.mode, says in record.mode_reason) for record in records] == [
+        ("compile", False) if uncompiled else ("eager", True)
+    ]
     with capture() as records, pytest.raises(RuntimeError):
         gpu_timed(lambda x: x @ x, name="g", mode=Compile(backend=graphs))(torch.ones(3, 4))
-    assert told(records) == [("compile", "compile")]
+    assert isinstance(records[0].mode, Missing)  # it was to compile it that failed
+    assert "could not be compiled (TorchRuntimeError" in records[0].mode_reason

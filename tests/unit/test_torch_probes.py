@@ -98,6 +98,15 @@ def test_each_wording_of_the_limit_is_understood_and_it_holds_until_frames_begin
     assert limit.holds(told.generation - 1)
 
 
+def test_a_limit_that_is_reached_again_is_told_once() -> None:
+    """Each call with other inputs that torch tries and gives up reaches it: on a span the last of them stands."""
+    module, told, _ = attach(torch_compile.PROBES[0], log_compilation_event=lambda _: None)
+    module.log_compilation_event(metrics("3/0", co_name="g"))
+    for attempt in (1, 2, 3):
+        module.log_compilation_event(metrics(f"3/{attempt}", **LIMITS["recompile_limit (8)"]))
+    assert [limit.holds(told.generation) for limit in told.lasting] == [False, False, True]
+
+
 def test_hits_misses_and_parts() -> None:
     """Any miss is a build; what was found beside it is said."""
     module, told, _ = attach(torch_compile.PROBES[0], log_compilation_event=lambda _: None)
@@ -325,6 +334,16 @@ def test_what_lasts_is_said_of_later_calls_only_and_of_this_site_only(device: Fa
             current.tracer().leave(current.enter(each))
     told = [(record.name, record.quality, record.mode_reason) for record in records]
     assert told == [("held", (), ""), *[("held", ("noted",), "why")] * 2, ("other", (), "")]
+
+
+def test_of_much_that_lasts_some_is_said(device: FakeDevice) -> None:
+    """Each of the parts that a function was split into may reach a limit: that is on every later span."""
+    site = current.new_site("held")
+    site.lasting.extend((1, Lasting("noted", f"why {index % 7}")) for index in range(9))
+    with capture() as records:
+        for _ in range(2):
+            current.tracer().leave(current.enter(site))
+    assert [record.mode_reason for record in records] == ["", "why 0; why 1; why 2; and 4 more"]
 
 
 # -- cuDNN's benchmark mode -------------------------------------------------------------------------------

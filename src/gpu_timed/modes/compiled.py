@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from threading import Lock
+from threading import Event, Lock, get_ident
 from typing import Any, Final
 
 from gpu_timed.mode_values import EAGER, Compile, Ran
@@ -22,6 +22,25 @@ from gpu_timed.site import Site
 _MOST_FAILURES: Final = 8
 _MOST_TEXT: Final = 300
 _WHOLE: Final = "; without fullgraph=True what can be is compiled"
+_LONGEST_S: Final = 60.0
+"""For which calls wait for the first one. Torch would have them wait for what it compiles, too."""
+_NO_CUDA: Final = "no CUDA device"
+_OR_ELSE: Final = (
+    "at the recompile limit (where a shape or a value that it reads on the host changes, Compile(dynamic=True) may "
+    "help; where several threads came with new inputs at once, make one such call before); or by a stance, or a switch"
+)
+
+
+class _First:
+    """The first call, which compiles. Threads that came with it would each compile the same, and reach the limit."""
+
+    def __init__(self) -> None:
+        self._by: dict[str, int] = {}
+        self.done = Event()
+
+    def is_mine(self) -> bool:
+        """Return whether this thread makes it; the first that asks does."""
+        return self._by.setdefault("thread", get_ident()) == get_ident()
 
 
 class Compiled(Launcher):
@@ -44,9 +63,26 @@ class Compiled(Launcher):
         self._parts = 0
         #: The most graphs that were compiled in one call: more than one is a function that Dynamo split.
         self._graphs = 0
+        self._first: _First | None = _First()
+        #: Why torch runs calls uncompiled, as far as one of them told.
+        self._why_uncompiled = ""
 
     def run(self, opened: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """See :meth:`Launcher.run`."""
+        first = self._first
+        if first is None:
+            return self._run(opened, arguments, named)
+        if not first.is_mine():
+            first.done.wait(_LONGEST_S)
+            self._first = None  # once, whatever became of it
+            return self._run(opened, arguments, named)
+        try:
+            return self._run(opened, arguments, named)
+        finally:
+            self._first = None
+            first.done.set()
+
+    def _run(self, opened: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         compiled = self._compiled or self._make()
         if self._given_up:
             return self.eagerly(opened, arguments, named, self._given_up)
@@ -57,49 +93,72 @@ class Compiled(Launcher):
             skips, parts = leaf.skips(), leaf.partitions()
             if why:
                 return self.eagerly(opened, arguments, named, why)
+            if self.mode.strict and not leaf.has_cuda():
+                raise self.refused(opened, f"{_NO_CUDA}: strict=True is for hosts that have one")
         around = leaf.around()
         if around:  # torch would give the function up for good
             return self.for_now(opened, arguments, named, around)
-        before, result, raised = leaf.begin(), None, True
+        tried, before, result, raised = leaf.attempts(), leaf.begin(), None, None
         try:
             result = compiled(*arguments, **named)
-            raised = False
         except leaf.FAILURES as error:
             if not self.mode.fullgraph:  # some of it may have run: it is torch's own, as without us
+                raised = error
                 raise
-            why, raised = self._fail(error), False
+            why = self._fail(error)
             if self.mode.strict:
                 raise self.refused(opened, why) from error
+        except BaseException as error:
+            raised = error
+            raise
         finally:
-            uncompiled, graphs = leaf.end(before)  # why, if it was
-            if raised and opened is not None:
-                opened.ran = Ran(EAGER.name if uncompiled else self.asked.mode, self.asked.mode, uncompiled)
+            seen = leaf.end(before)
+            if raised is not None:
+                self._raised(opened, leaf, seen, raised, tried)
+                raised = None
         if why:
             return self.eagerly(opened, arguments, named, why)
         if self.mode.uses_graphs:
             self._skipped = self._skipped or leaf.skips() != skips
             self._parts += leaf.partitions() - parts
-        self._graphs = max(self._graphs, graphs)
-        self._tell_what_ran(opened, leaf, uncompiled)
-        if self.mode.uses_graphs and self.mode.outputs == "clone" and not uncompiled:
+        self._graphs = max(self._graphs, seen.graphs)
+        self._worked = self._worked or not seen.uncompiled
+        self.tell(opened, *self._what_ran(leaf, seen))
+        if self.mode.uses_graphs and self.mode.outputs == "clone" and not seen.uncompiled:
             return leaf.cloned(result)
         return result
 
-    def _tell_what_ran(self, opened: Any, leaf: Any, uncompiled: str) -> None:
-        """Say what ran. Under ``strict`` it has run already where that is raised."""
-        if uncompiled:
-            self.tell(opened, "eager", uncompiled)
+    def _raised(self, opened: Any, leaf: Any, seen: Any, error: BaseException, tried: int) -> None:
+        """Say what ran of a call that raised: it may have been to compile it that failed."""
+        if seen.uncompiled and not self._why_uncompiled and leaf.attempts() != tried:
+            self._why_uncompiled = f"it gave it up in a call that raised {type(error).__name__}: check inputs before it"
+        if opened is None:
             return
-        self._worked = True
+        if isinstance(error, leaf.FAILURES) and not seen.uncompiled and not seen.in_parts:
+            opened.ran = Ran("", self.asked.mode, failure_text(error))
+        else:
+            ran, why = self._what_ran(leaf, seen)
+            opened.ran = Ran(ran, self.asked.mode, why)
+
+    def _what_ran(self, leaf: Any, seen: Any) -> tuple[str, str]:
+        """Return what ran, and why not what was asked for, or not as it might be."""
+        if seen.uncompiled:
+            if seen.uncompiled != leaf.UNCOMPILED:
+                return EAGER.name, seen.uncompiled
+            return EAGER.name, f"{leaf.UNCOMPILED}: {self._why_uncompiled or _OR_ELSE}"
         ran, why = self.asked.mode, ""
         if self.mode.uses_graphs and not leaf.has_cuda():
-            ran, why = self._without_graphs, "no CUDA device: compiled, without CUDA Graphs"
+            ran, why = self._without_graphs, f"{_NO_CUDA}: compiled, without CUDA Graphs"
         elif self._skipped:
             ran, why = self._without_graphs, "torch skipped CUDA Graphs in this or an earlier call"
         elif self._parts:
             why = f"torch split it into {self._parts} parts for CUDA Graphs"
-        split = f"graph breaks: torch compiled it as {self._graphs} graphs" if self._graphs > 1 else ""
-        self.tell(opened, ran, "; ".join(filter(None, (why, split))))
+        split = ""
+        if self._graphs > 1:
+            split = f"graph breaks: torch compiled it as {self._graphs} graphs"
+        elif seen.in_parts:
+            split = "graph breaks: torch compiled it in parts"
+        return ran, "; ".join(filter(None, (why, split and f"{split} (TORCH_LOGS=graph_breaks says where)")))
 
     @property
     def _without_graphs(self) -> str:

@@ -2,9 +2,11 @@
 
 Private, versions seen 2.6 to 2.13: ``torch._TorchCompileInductorWrapper``, subclassed so that a graph it cannot
 compile runs as it is (where it is not there, the failure is torch's own); ``torch._dynamo.exc``, for what a failure
-looks like; ``torch._dynamo.utils.counters["inductor"]``, of it ``cudagraph_skips`` and, since 2.8 or so,
-``cudagraph_partitions``, the parts of graphs that were split, counted as they are compiled; and of CUDA Graph trees
-``torch._inductor.cudagraph_trees.local``, which up to 2.11 only threads have that imported it or work for autograd.
+looks like; ``torch._dynamo.eval_frame.skip_code``, for what tells of graph breaks (where it is not there, only those
+are told that leave two graphs or more); of ``torch._dynamo.utils.counters`` what ``frames`` says of frames that Dynamo
+has met, and ``inductor`` of ``cudagraph_skips`` and, since 2.8 or so, ``cudagraph_partitions``, the parts of graphs
+that were split, counted as they are compiled; and of CUDA Graph trees ``torch._inductor.cudagraph_trees.local``, which
+up to 2.11 only threads have that imported it or work for autograd.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any, Final
 
 import torch
 import torch.utils._pytree as pytree
-from torch._dynamo import exc
+from torch._dynamo import eval_frame, exc
 from torch._dynamo.utils import counters
 
 from gpu_timed.mode_values import Compile
@@ -31,6 +33,7 @@ FAILURES: Final[tuple[type[BaseException], ...]] = tuple(
     if found is not None
 )
 """What Dynamo raises where it cannot compile."""
+_skip_code: Final[Any] = getattr(eval_frame, "skip_code", None)
 _Inductor: Any = getattr(torch, "_TorchCompileInductorWrapper", None)
 _CONTROL: Final = (exc.TorchDynamoException,)
 """Passes between Dynamo and its backends, and is no failure."""
@@ -38,39 +41,53 @@ _THREAD: Final = (
     "the CUDA Graphs of torch.compile work only on the thread that first used them, in this version of torch"
 )
 
-
-UNCOMPILED: Final = (
-    "torch ran it uncompiled: it gave it up after a call that raised or could not be compiled, or at the recompile "
-    "limit (a value that it reads on the host, or a shape, changes: Compile(dynamic=True) may help); or a stance, or "
-    "a switch"
-)
-
 ToText = Callable[[BaseException], str]
 
 
-class _Seen(threading.local):
-    uncompiled = ""
-    graphs = 0
+UNCOMPILED: Final = "torch ran it uncompiled"
 
 
-_seen: Final = _Seen()
+class Seen:
+    """How a call ran."""
+
+    __slots__ = ("graphs", "in_parts", "uncompiled")
+
+    def __init__(self) -> None:
+        #: Why it, or a part of it, ran uncompiled: ``UNCOMPILED`` where torch does not say; or nothing.
+        self.uncompiled = ""
+        #: How many graphs were compiled in it.
+        self.graphs = 0
+        #: Whether graph breaks split it: what torch compiled are parts of it.
+        self.in_parts = False
+
+
+class _Seeing(threading.local):
+    def __init__(self) -> None:
+        self.call = Seen()
+
+
+_seeing: Final = _Seeing()
 
 
 def _ran_uncompiled() -> None:
-    _seen.uncompiled = UNCOMPILED
+    _seeing.call.uncompiled = UNCOMPILED
 
 
-def begin() -> tuple[str, int]:
+def _ran_in_parts() -> None:
+    _seeing.call.in_parts = True
+
+
+def begin() -> Seen:
     """Begin to watch, on this thread, how a call runs; returns what :func:`end` takes."""
-    before = _seen.uncompiled, _seen.graphs
-    _seen.uncompiled, _seen.graphs = "", 0
+    before = _seeing.call
+    _seeing.call = Seen()
     return before
 
 
-def end(before: tuple[str, int]) -> tuple[str, int]:
-    """Return why the call, or a part of it, ran uncompiled, or nothing; and how many graphs were compiled in it."""
-    found = _seen.uncompiled, _seen.graphs
-    _seen.uncompiled, _seen.graphs = before
+def end(before: Seen) -> Seen:
+    """Return how the call ran."""
+    found = _seeing.call
+    _seeing.call = before
     return found
 
 
@@ -91,13 +108,25 @@ def compile_for_site(function: Callable[..., Any], name: str, mode: Compile, to_
 
 
 def _around(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a function of its own code around *function* that tells when it is not compiled."""
-    is_compiled, ran_uncompiled = torch.compiler.is_dynamo_compiling, _ran_uncompiled
+    """Return a function of its own code around *function* that tells when it is not compiled, or in parts.
+
+    Of a function with a graph break Dynamo runs the outermost call that it cannot take whole as it is, frame by frame:
+    here that of ``inside``, a frame that it is not to compile.
+    """
+    is_compiled, ran_uncompiled, ran_in_parts = torch.compiler.is_dynamo_compiling, _ran_uncompiled, _ran_in_parts
+
+    def inside(args: Any, kwargs: Any) -> Any:
+        if not is_compiled():  # Dynamo takes it for True; and is_compiling() is so as long as any thread compiles
+            ran_in_parts()
+        return function(*args, **kwargs)
+
+    if _skip_code is not None:
+        _skip_code(inside.__code__)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not is_compiled():  # Dynamo takes it for True; and is_compiling() is so as long as any thread compiles
+        if not is_compiled():
             ran_uncompiled()
-        return function(*args, **kwargs)
+        return inside(args, kwargs)
 
     called = getattr(function, "__name__", None) or name
     if called == "_wrapped_call_impl":  # of every module of torch
@@ -117,7 +146,7 @@ class _Guarded:
         self.__name__ = str(getattr(self._backend, "__name__", type(self._backend).__name__))
 
     def __call__(self, module: Any, inputs: Any, **options: Any) -> Any:
-        _seen.graphs += 1
+        _seeing.call.graphs += 1
         try:
             return self._backend(module, inputs, **options)
         except _CONTROL:
@@ -142,7 +171,7 @@ if _Inductor is not None:
         __eq__ = _Inductor.__eq__
 
         def __call__(self, module: Any, inputs: Any) -> Any:
-            _seen.graphs += 1
+            _seeing.call.graphs += 1
             try:
                 return super().__call__(module, inputs)
             except _CONTROL:
@@ -155,7 +184,7 @@ def _as_it_is(module: Any, why: str) -> Callable[..., Any]:
     """Return what runs the graph *module* operation by operation, and tells that and *why* each time."""
 
     def run(*args: Any) -> Any:
-        _seen.uncompiled = f"in part or in whole: {why}"
+        _seeing.call.uncompiled = f"in part or in whole: {why}"
         return module.forward(*args)
 
     return run
@@ -174,6 +203,11 @@ def skips() -> int:
 def partitions() -> int:
     """Return into how many parts torch has split what it could not capture in one piece, in this process."""
     return int(counters["inductor"]["cudagraph_partitions"])
+
+
+def attempts() -> int:
+    """Return how many frames Dynamo has set out to compile in this process."""
+    return int(counters["frames"]["total"])
 
 
 @functools.cache

@@ -13,6 +13,7 @@ where the metrics have it).
 from __future__ import annotations
 
 import re
+import threading
 from collections import OrderedDict
 from types import ModuleType
 from typing import Any, Final
@@ -45,6 +46,7 @@ class _Frames:
     def __init__(self) -> None:
         self._names: OrderedDict[str, str] = OrderedDict()
         self._lasting: OrderedDict[str, Lasting] = OrderedDict()
+        self._lock = threading.RLock()
 
     def meet(self, compile_id: str, name: str | None) -> tuple[str | None, list[Lasting]]:
         """Return the name of the code that *compile_id* is about, and what lasts no more now that it was met again."""
@@ -63,10 +65,14 @@ class _Frames:
         _bound(self._names)
         return name, undone
 
-    def last(self, compile_id: str, note: str, text: str) -> Lasting:
-        """Keep that *text* holds for the frame of *compile_id* from now on."""
+    def last(self, compile_id: str, note: str, text: str, undone: list[Lasting]) -> Lasting:
+        """Keep that *text* holds for the frame of *compile_id* from now on, in place of what another thread told."""
         frame = compile_id.partition("/")[0]
-        lasting = self._lasting[frame] = Lasting(note, text)
+        lasting = Lasting(note, text)
+        with self._lock:
+            held, self._lasting[frame] = self._lasting.get(frame), lasting
+        if held is not None:
+            undone.append(held)
         _bound(self._lasting)
         return lasting
 
@@ -107,7 +113,7 @@ def _tell(metrics: Any, tell: Tell, frames: _Frames) -> None:
     name, undone = (None, []) if backward else frames.meet(compile_id, held.get("co_name"))
     which = _name(name, compile_id)
     if held.get("fail_type"):
-        what, detail, lasting = _failure(held, which, compile_id, frames)
+        what, detail, lasting = _failure(held, which, compile_id, frames, undone)
         tell(what, "built", duration, detail, lasting=lasting, undone=undone)
         return
     hits, misses = (sum(held.get(name) or 0 for name in names) for names in (_HITS, _MISSES))
@@ -120,22 +126,24 @@ def _tell(metrics: Any, tell: Tell, frames: _Frames) -> None:
     elif hits:
         verb = f"{verb} in part, with code from the disk cache"
     skipped = str(held.get("cudagraph_skip_reason") or "").partition("\n")[0]
-    holds = frames.last(compile_id, CUDAGRAPHS_SKIPPED, f"{which}: {skipped}") if skipped else None
+    holds = frames.last(compile_id, CUDAGRAPHS_SKIPPED, f"{which}: {skipped}", undone) if skipped else None
     tell(f"{which} {verb}", tier, duration, reason, lasting=holds, undone=undone)
 
 
-def _failure(held: dict[str, Any], which: str, compile_id: str, frames: _Frames) -> tuple[str, str, Lasting]:
-    """Return what failed, the detail, and what that means for later calls."""
+def _failure(
+    held: dict[str, Any], which: str, compile_id: str, frames: _Frames, undone: list[Lasting]
+) -> tuple[str, str, Lasting]:
+    """Return what failed, the detail, and what that means for later calls; what it is in place of goes to *undone*."""
     reason = str(held.get("fail_reason") or "")
     detail = f"{held['fail_type']}: {reason.partition(chr(10))[0]}"
     limit = _LIMIT.search(reason)
     if limit is None and held["fail_type"] != _HARD_LIMIT:
         what = f"{which} failed to compile"
-        return what, detail, frames.last(compile_id, NOT_COMPILED, f"{what}: {detail}")
+        return what, detail, frames.last(compile_id, NOT_COMPILED, f"{what}: {detail}", undone)
     most = f" ({limit[2]})" if limit and limit[2] else ""
     what = f"{which} reached {limit[1] if limit else 'the recompile limit'}{most}: not compiled any more"
     text = f"{what}; inputs that no code was compiled for run uncompiled"
-    return what, detail, frames.last(compile_id, COMPILE_LIMIT_REACHED, text)
+    return what, detail, frames.last(compile_id, COMPILE_LIMIT_REACHED, text, undone)
 
 
 def _name(name: Any, compile_id: str) -> str:
