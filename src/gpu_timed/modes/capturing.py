@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,6 +13,10 @@ from gpu_timed.modes.launcher import Passing
 STALE: Final = object()
 """In place of what a replay gives: the graph is not that of the function any more."""
 
+PLAIN: Final = (int, float, bool, str, bytes, complex, type(None))
+"""Kinds of values that are told apart by what they are, not by identity."""
+
+_IN_PLACE: Final = "change it in place (a KV cache: one of a fixed size)"
 CHANGES: Final = "an output that is no tensor changes from call to call"
 SHARED: Final = "arguments share memory, with one another or with state, and the call changes some of it"
 
@@ -35,7 +40,8 @@ class Captured:
         #: Which inputs the call changes, by position; and what else that was there before it.
         self.changed_inputs: list[int] = []
         self.changed: dict[int, Any] = {}
-        #: How each output is made of the graph's: ``(kind, what)``; and how they are nested.
+        #: How each output is made of the graph's, ``(kind, what)``, or what it is: of objects a weak reference; and how
+        #: they are nested.
         self.plan: list[tuple[str, Any]] = []
         #: Which of them are one that came before: of such only one copy is made.
         self.again: list[tuple[int, int]] = []
@@ -59,7 +65,7 @@ class Captured:
         """Return how what an eager run gave is another than what all replays give, its tensors left out."""
         if len(leaves) != len(self.plan):
             return "a replay gives another number of outputs"
-        found = [_TENSOR if kind != "is" or self.is_tensor(what) else what for kind, what in self.plan]
+        found = [_TENSOR if kind in _TENSORS or self.is_tensor(what) else what for kind, what in self.plan]
         return "" if is_as_said(said(leaves, spec, self.is_tensor), (found, self.spec)) else CHANGES
 
     def finished(self, leaves: list[Any]) -> Any:
@@ -78,7 +84,14 @@ class Captured:
     def made(self, tensors: list[Any]) -> list[Any]:
         """Return the outputs of the last replay, for a call with *tensors*."""
         found = [
-            what.clone() if kind == "clone" else tensors[what] if kind == "input" else what for kind, what in self.plan
+            what.clone()
+            if kind == "clone"
+            else tensors[what]
+            if kind == "input"
+            else what()
+            if kind == "object"
+            else what
+            for kind, what in self.plan
         ]
         for place, earlier in self.again:
             found[place] = found[earlier]
@@ -86,6 +99,7 @@ class Captured:
 
 
 _TENSOR: Final = object()
+_TENSORS: Final = frozenset({"clone", "input"})
 
 
 def _repeated(plan: list[tuple[str, Any]]) -> list[tuple[int, int]]:
@@ -100,8 +114,15 @@ def _repeated(plan: list[tuple[str, Any]]) -> list[tuple[int, int]]:
 
 
 def said(leaves: list[Any], spec: Any, is_tensor: Callable[[Any], bool]) -> tuple[list[Any], Any]:
-    """Return of what a call gave all that is no tensor, and how it is nested."""
-    return [_TENSOR if is_tensor(leaf) else leaf for leaf in leaves], spec
+    """Return of what a call gave all that is no tensor, and how it is nested. Objects are known, and not kept alive."""
+    return [
+        _TENSOR if is_tensor(leaf) else leaf if isinstance(leaf, PLAIN) else weakref.ref(leaf) for leaf in leaves
+    ], spec
+
+
+def _is_one_of(leaf: Any, arguments: list[Any]) -> bool:
+    """Return whether an output is an argument, which is the same one in each call of a signature: a cache, say."""
+    return any(leaf is one for one in arguments) and type(leaf).__weakrefoffset__ != 0
 
 
 def is_as_said(one: tuple[list[Any], Any], other: tuple[list[Any], Any]) -> bool:
@@ -127,6 +148,45 @@ class Capturing:
         self._device = device
         self._values = values
         self._watching = watching
+
+    def snapshot(self, taken: Any) -> host_state.Snapshot:
+        """Return what the host state is for a call with the arguments *taken*."""
+        values = self._values
+        return host_state.Snapshot(self._function, taken.leaves, values.is_tensor, values.is_made_of_others)
+
+    def obstacle(self, known: Any, watch: Any, before: host_state.Snapshot, taken: Any, result: Any) -> str:
+        """Return why no graph can hold a call that was watched and gave *result*, or nothing.
+
+        *known* is what is known of its signature, *before* what the host state was before it.
+        """
+        if watch.blocked:
+            return str(watch.blocked)
+        if watch.talks == self._watching.EXCHANGES and not self.mode.collectives:
+            return f"{watch.talks} (declare CudaGraph(collectives=True) if all of them make the same calls)"
+        if len(watch.devices) > 1:
+            return f"works on several devices: {', '.join(sorted(map(str, watch.devices)))}"
+        replaced = before.replaced(watch.has_read)
+        if replaced:  # whatever is put back for the capture
+            return (
+                f"puts another tensor in the place of {replaced}, which it reads, and a replay would not: {_IN_PLACE}"
+            )
+        moved = before.changed()
+        if moved and self.mode.reset is None:
+            return f"changes host state, which a replay would not: {moved} (declare CudaGraph(reset=…))"
+        leaves, spec = self._values.apart(result)
+        for leaf in leaves:
+            if self._values.is_tensor(leaf):
+                if leaf.requires_grad:
+                    return "an output requires grad, which a replay cannot give"
+                if not self._device.holds(leaf):
+                    return f"an output is a tensor on {leaf.device}"
+            elif not isinstance(leaf, PLAIN) and not _is_one_of(leaf, taken.leaves):
+                return f"an output is a {type(leaf).__name__}: return its tensors, say"
+        gave = said(leaves, spec, self._values.is_tensor)
+        if known.said is not None and not is_as_said(gave, known.said):
+            return CHANGES
+        known.said = gave
+        return ""
 
     def too_much(self, watch: Any, taken: Any, state: list[Any]) -> str:
         """Return why what the call changes is more than can be undone. *state* is the tensors that it knows otherwise.
@@ -177,13 +237,14 @@ class Capturing:
             made.changed_inputs = [index for index, key in enumerate(keys) if key in watch.changed]
             made.changed = {key: one for key, one in watch.changed.items() if key not in keys}
             leaves, spec = values.apart(graph.outputs)
-            snapshot = host_state.Snapshot(self._function, taken.leaves, values.is_tensor)
+            snapshot = self.snapshot(taken)
             outside = set(watch.outside)
             if self.mode.reset is None:  # else there may be some that the call has put there
                 outside.update(map(of, snapshot.tensors))
             made.plan = [self._plan(leaf, static, outside) for leaf in leaves]
             made.again = _repeated(made.plan)
             made.spec, made.together = spec, values.together(spec, graph.outputs)
+            graph.outputs = None  # an object among them is not to be kept alive
             made.guards = snapshot.guards(made.keep, values.are_at, values.are_as_now, values.writes)
             made.shares = self._shares(watch, taken, snapshot.tensors)
             made.guards_first = (
@@ -201,7 +262,7 @@ class Capturing:
     def _plan(self, leaf: Any, static: list[Any], outside: set[int]) -> tuple[str, Any]:
         """Return how an output is made of the graph's, so that it is to its user what the eager one would be."""
         if not self._values.is_tensor(leaf):
-            return "is", leaf
+            return ("is", leaf) if isinstance(leaf, PLAIN) else ("object", weakref.ref(leaf))
         of = self._watching.key_of
         for index, tensor in enumerate(static):
             if leaf is tensor:

@@ -18,10 +18,10 @@ from threading import RLock
 from typing import Any, Final
 
 from gpu_timed.mode_values import EAGER, CudaGraph, Ran
-from gpu_timed.modes import host_state, torch_ranks
-from gpu_timed.modes.capturing import CHANGES, STALE, Captured, Capturing, Launched, is_as_said, said
+from gpu_timed.modes import torch_ranks
+from gpu_timed.modes.capturing import STALE, Captured, Capturing, Launched
 from gpu_timed.modes.launcher import INSIDE, ForNow, Launcher, Notes, Passing, inside
-from gpu_timed.modes.signature import PLAIN, Signature, Signatures
+from gpu_timed.modes.signature import Signature, Signatures
 from gpu_timed.site import Site
 
 _MOST_AGAIN: Final = 8
@@ -231,7 +231,7 @@ class Graphed(Launcher):
         self._signatures.watched += 1
         result = self._watched(opened, watch, arguments, named)
         known.runs += 1
-        why = self._why_not(known, watch, before, result)
+        why = self._why_not(known, watch, before, taken, result)
         if why and known.runs < min(_LOOKS, self.mode.warmup):  # it may be what is done once: tuning, a cache made
             self.cold(opened, f"warm-up {known.runs} of {self.mode.warmup}, looked at again: {why}"[:_MOST_TEXT], began)
             return result
@@ -245,7 +245,7 @@ class Graphed(Launcher):
     def _watch(self, taken: Any, most_bytes: int | None, arguments: Any, named: Any) -> tuple[Any, Any] | str:
         """Return what the host state is, and what watches a call; or why neither can be had."""
         try:
-            before = host_state.Snapshot(self.function, taken.leaves, self._values.is_tensor)
+            before = self._capturing.snapshot(taken)
             where = self._device.where(taken.tensors[0])
             watch = self._watching.Watch(self._device.holds, most_bytes, where, self._device.relaxed)
             if self.mode.mutates is not None:
@@ -268,38 +268,13 @@ class Graphed(Launcher):
         finally:
             inside.depth -= 1
 
-    def _why_not(self, known: Signature, watch: Any, before: Any, result: Any) -> str:
+    def _why_not(self, known: Signature, watch: Any, before: Any, taken: Any, result: Any) -> str:
         """Return why no graph can hold a call that was watched, or nothing. Never raises."""
         try:
-            return self._obstacle(known, watch, before, result)
+            return str(self._capturing.obstacle(known, watch, before, taken, result))
         except Exception as error:  # noqa: BLE001 - rule 1
             self.notes.fault("mode", error)
             return _text("gpu_timed could not look at what the call did", error)
-
-    def _obstacle(self, known: Signature, watch: Any, before: Any, result: Any) -> str:
-        if watch.blocked:
-            return str(watch.blocked)
-        if watch.talks == self._watching.EXCHANGES and not self.mode.collectives:
-            return f"{watch.talks} (declare CudaGraph(collectives=True) if all of them make the same calls)"
-        if len(watch.devices) > 1:
-            return f"works on several devices: {', '.join(sorted(map(str, watch.devices)))}"
-        moved = before.changed()
-        if moved and self.mode.reset is None:
-            return f"changes host state, which a replay would not: {moved} (declare CudaGraph(reset=…))"
-        leaves, spec = self._values.apart(result)
-        for leaf in leaves:
-            if self._values.is_tensor(leaf):
-                if leaf.requires_grad:
-                    return "an output requires grad, which a replay cannot give"
-                if not self._device.holds(leaf):
-                    return f"an output is a tensor on {leaf.device}"
-            elif not isinstance(leaf, PLAIN):
-                return f"an output is a {type(leaf).__name__}"
-        gave = said(leaves, spec, self._values.is_tensor)
-        if known.said is not None and not is_as_said(gave, known.said):
-            return CHANGES
-        known.said = gave
-        return ""
 
     def _capture(self, opened: Any, known: Signature, taken: Any, arguments: Any, named: Any) -> Any:
         """Run the user's call eagerly; capture it, unless it is; and hold a replay against what it gave."""
@@ -312,7 +287,11 @@ class Graphed(Launcher):
         result = self._watched(opened, watch, arguments, named)
         captured, capturing = known.captured, self._capturing
         new = captured is None
-        why = self._why_not(known, watch, before, result)
+        why = self._why_not(known, watch, before, taken, result)
+        if why and new and known.looks:  # it may be what is done once after a change: a cache made anew
+            known.looks -= 1
+            self.cold(opened, f"looked at again: {why}"[:_MOST_TEXT], began)
+            return result
         try:
             why = why or capturing.too_much(watch, taken, before.tensors)
             if not why:

@@ -60,6 +60,8 @@ class Reach:
         self._follow = follow
         self._seen: set[int] = set()
         self._functions: list[Any] = []
+        #: How many functions were looked into.
+        self._count = 0
         #: What the code of all of them names.
         self.names: set[str] = set()
         #: Namespaces in which any name may be read: of classes, and of modules that objects hold.
@@ -101,7 +103,7 @@ class Reach:
         """Follow all of it to its end. More may be found meanwhile."""
         known = -1, -1
         while self._functions or known != (len(self.names), len(self._open)):
-            if len(self._seen) > _MOST_FUNCTIONS:
+            if self._count > _MOST_FUNCTIONS:
                 self.too_much = True
                 return
             while self._functions:
@@ -132,6 +134,7 @@ class Reach:
                 elif _is_function(cell):  # a context as a decorator, say
                     self.look(cell.cell_contents)
             if not closed:
+                self._count += 1
                 self._place(function.__name__, function, CODE)
                 names = _names_in(function.__code__)
                 self.names |= names

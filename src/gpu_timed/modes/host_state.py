@@ -92,10 +92,19 @@ class Snapshot:
         function: What is to be called.
         values: What it is to be called with.
         is_tensor: Whether something is a tensor.
+        is_made_of_others: Whether tensors of a class have no memory of their own: those in their attributes are looked
+            at.
     """
 
-    def __init__(self, function: Callable[..., Any], values: Iterable[Any], is_tensor: Callable[[Any], bool]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        values: Iterable[Any],
+        is_tensor: Callable[[Any], bool],
+        is_made_of_others: Callable[[type], bool] = lambda _: False,
+    ) -> None:
         self._is_tensor = is_tensor
+        self._is_made_of_others = is_made_of_others
         #: What stands where: (name, holder, key, what). Of tensors a :class:`WasTensor`.
         self.held: list[tuple[str, Any, Any, Any]] = []
         #: Why not all that the function can reach is in here, or nothing.
@@ -142,6 +151,13 @@ class Snapshot:
                 return f"{name}{_shown(key)}".removeprefix(".")
         return ""
 
+    def replaced(self, was_read: Callable[[Any], bool]) -> str:
+        """Return where another tensor stands in the place of one that *was_read*; nothing if that is nowhere."""
+        for name, holder, key, was in self.held:
+            if type(was) is WasTensor and not same(_get(holder, key), was) and was_read(was.tensor):
+                return f"{name}{_shown(key)}".removeprefix(".")
+        return ""
+
     def guards(
         self,
         read: Iterable[Any] = (),
@@ -178,11 +194,20 @@ class Snapshot:
             return
         if self._is_tensor(value):
             self.held.append((name, holder, key, WasTensor(value, value.data_ptr())))
+            if self._is_made_of_others(type(value)):
+                self._inner(f"{name}{_shown(asked)}".removeprefix("."), value)
             return
         if type(holder) is not tuple or not is_plain(value):
             self.held.append((name, holder, key, value))
         if not is_plain(value):
             self._follow(f"{name}{_shown(asked)}".removeprefix("."), value)
+
+    def _inner(self, name: str, tensor: Any) -> None:
+        """Take note of the tensors that *tensor* is made of: other weights come to it as others of them."""
+        inside = object.__getattribute__(tensor, "__dict__")
+        self._place(name, tensor, ATTRIBUTES)
+        for key in [key for key, value in inside.items() if self._is_tensor(value)]:
+            self._place(name, inside, key)
 
     def _follow(self, name: str, value: Any) -> None:
         if isinstance(value, types.MethodType):

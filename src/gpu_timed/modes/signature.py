@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
-from gpu_timed.modes.capturing import Captured
+from gpu_timed.modes.capturing import PLAIN, Captured
 from gpu_timed.modes.host_places import has_attributes
 
 _MOST_SIGNATURES: Final = 1024
@@ -18,8 +18,6 @@ _WATCHED: Final = 16
 _PAY: Final = 64
 """Replays that pay for a watched call more, and for the capture of their graph, which is not counted then: either takes
 several times as long as the call, so some 5 % at most."""
-PLAIN: Final = (int, float, bool, str, bytes, complex, type(None))
-"""Kinds of values that are told apart by what they are, not by identity."""
 
 
 class Signature:
@@ -39,6 +37,8 @@ class Signature:
         self.again = 0
         self.failed_captures = 0
         self.failed_replays = 0
+        #: How many calls are looked at, now that its graph was let go, before it is refused for what one of them did.
+        self.looks = 0
         #: What the signature holds identities of. It does not keep them alive: a cache of a request is one of them.
         self._named: list[weakref.ref[Any]] = []
         self._kept: list[Any] = []
@@ -120,6 +120,7 @@ class Signatures:
         """Return the graph of *known*, if it has one, which has none any more: *stale*, or for another reason."""
         captured, known.captured = known.captured, None
         replays, known.went = known.went if captured is None else captured.replays, 0
+        known.looks = 1
         self._replayed += replays
         if replays >= _PAY:
             self.captures -= 1

@@ -9,6 +9,16 @@ from typing import Any
 import torch
 
 
+def is_made_of_others(kind: type) -> bool:
+    """Return whether tensors of this class have no memory of their own: distributed, quantised, jagged ones, say.
+
+    Private, versions seen 2.6 to 2.13: ``torch._C._disabled_torch_dispatch_impl``, which a class has whose tensors are
+    as any other.
+    """
+    dispatch = getattr(kind, "__torch_dispatch__", None)
+    return dispatch is not None and dispatch is not torch._C._disabled_torch_dispatch_impl  # noqa: SLF001
+
+
 def memory_behind(tensors: Iterable[Any], most_bytes: int) -> list[Any] | None:
     """Return the memory behind *tensors*, which is not freed as long as that is held; None if it is more than that."""
     found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors if has(tensor))}

@@ -26,6 +26,7 @@ from gpu_timed.modes.host_places import has_attributes
 from gpu_timed.modes.torch_around import are_alike, count_functions, count_modes, devices, modes_of_functions
 from gpu_timed.modes.torch_around import around as around  # noqa: PLC0414
 from gpu_timed.modes.torch_memory import Shares as Shares  # noqa: PLC0414 - asked for here, with all else of values
+from gpu_timed.modes.torch_memory import is_made_of_others as is_made_of_others  # noqa: PLC0414
 from gpu_timed.modes.torch_memory import memory_behind as memory_behind  # noqa: PLC0414
 from gpu_timed.modes.torch_memory import overlaps as overlaps  # noqa: PLC0414
 from gpu_timed.modes.torch_memory import standing_in as standing_in  # noqa: PLC0414

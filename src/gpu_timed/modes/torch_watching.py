@@ -7,8 +7,7 @@ Private, versions seen 2.6 to 2.13: ``torch.utils._python_dispatch.TorchDispatch
 ``is_infra_mode`` and ``ignore_compile_internals``; ``OpOverload._schema``, its ``is_mutable`` and
 ``alias_info.is_write``; ``OpOverload.tags`` and ``namespace``; ``UntypedStorage._cdata`` and that of generators;
 ``torch._C._len_torch_dispatch_stack``, ``_get_dispatch_stack_at`` and ``_pop_torch_dispatch_stack``;
-``torch._ops.HigherOrderOperator`` with ``_higher_order_ops`` and ``python_key_table``;
-``torch._C._disabled_torch_dispatch_impl``, which a class has whose tensors are as any other.
+``torch._ops.HigherOrderOperator`` with ``_higher_order_ops`` and ``python_key_table``.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import torch.utils._pytree as pytree
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpu_timed.modes.torch_memory import is_made_of_others
 from gpu_timed.modes.torch_ranks import has_ranks
 
 _READS: Final = frozenset(
@@ -145,7 +145,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         if isinstance(func, HigherOrderOperator):
             self.blocked = self.blocked or f"{func.name()} runs functions that cannot be seen into, {_line()}"
             return func(*args, **kwargs)
-        if types and any(map(_is_made_of_others, types)):
+        if types and any(map(is_made_of_others, types)):
             if any(kind.__module__.startswith(_NO_WORK) for kind in types):
                 return func(*args, **kwargs)
             return NotImplemented  # its class takes it apart, and what it does with the parts comes here
@@ -223,6 +223,10 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
                 with self._relaxed():
                     self.before[key] = content_of(tensor)
 
+    def has_read(self, tensor: Any) -> bool:
+        """Return whether the call worked on *tensor*, which was there before it."""
+        return not is_made_of_others(type(tensor)) and key_of(tensor) in self.outside
+
     def _look(self, name: str, taken: list[Any]) -> None:
         if name in _READS:
             self.blocked = f"{name} makes the host wait for the device, {_line()}"
@@ -242,12 +246,6 @@ def make_known(kind: type[Watch]) -> None:
 
 def _come(operation: Any, mode: Watch, *arguments: Any, **named: Any) -> Any:
     return mode.__torch_dispatch__(operation, (), arguments, named)
-
-
-def _is_made_of_others(kind: type) -> bool:
-    """Return whether tensors of this class have no memory of their own: distributed, quantised, jagged ones, say."""
-    dispatch = getattr(kind, "__torch_dispatch__", None)
-    return dispatch is not None and dispatch is not torch._C._disabled_torch_dispatch_impl  # noqa: SLF001
 
 
 def _statistics(schema: Any, args: Any, kwargs: Any) -> list[Any]:

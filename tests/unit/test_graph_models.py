@@ -1,0 +1,180 @@
+"""What model libraries do beside computing: caches that grow, weights made of others, objects handed out."""
+
+from __future__ import annotations
+
+import gc
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpu_timed import CudaGraph, gpu_timed
+from gpu_timed.testing import capture
+
+torch = pytest.importorskip("torch")
+from make_believe_graphs import Device  # noqa: E402
+from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
+
+GRAPH = CudaGraph(warmup=1)
+
+
+def x(*values: float) -> Any:
+    return torch.tensor(values or (1.0, 2.0))
+
+
+class Growing:
+    """A cache that puts a longer tensor in the place of the one that it has."""
+
+    def __init__(self) -> None:
+        self.keys = torch.zeros(1, 2)
+
+    def update(self, keys: Any) -> Any:
+        self.keys = torch.cat([self.keys, keys[None]])
+        return self.keys
+
+
+@pytest.mark.parametrize("reset", [None, lambda cache: setattr(cache, "keys", cache.keys[:-1])], ids=["none", "reset"])
+def test_a_cache_that_grows_is_refused_whatever_is_put_back(
+    graphs: Device, reset: Callable[[Any], None] | None
+) -> None:
+    """With ``reset=`` it would be captured, and each replay read the cache as it was at the capture."""
+    cache, other = Growing(), Growing()
+    mode = CudaGraph(warmup=1, reset=None if reset is None else lambda: reset(cache))
+    f = gpu_timed(lambda keys: cache.update(keys).sum(0), name="f", mode=mode)
+    with capture() as records:
+        for value in range(6):
+            keys = x(value, 1.0)
+            assert torch.equal(f(keys), other.update(keys).sum(0))
+    assert [record.mode for record in records] == ["eager"] * 6
+    assert "puts another tensor in the place of cache.keys, which it reads" in records[-1].mode_reason
+    assert "change it in place" in records[-1].mode_reason
+    assert graphs.captures == 0
+
+
+def test_a_tensor_that_is_left_behind_and_not_read_needs_a_reset(graphs: Device) -> None:
+    held = types.SimpleNamespace(last=x(0.0))
+
+    def function(a: Any) -> Any:
+        held.last = a * 2
+        return held.last + 1
+
+    f = gpu_timed(function, name="f", mode=CudaGraph(warmup=1, reset=lambda: setattr(held, "last", None)))
+    with capture() as records:
+        for _ in range(4):
+            assert f(x()).tolist() == [3.0, 5.0]
+    assert "cuda_graph" in {record.mode for record in records}
+
+
+def applied(weight: Any) -> None:
+    """Put other parts into it, as ``Module._apply`` does by ``swap_tensors``."""
+    torch.utils.swap_tensors(weight, TwoTensor(x(7.0, 7.0), x(8.0, 8.0)))
+
+
+WAYS: dict[str, Callable[[Any], None]] = {
+    "an attribute": lambda weight: setattr(weight, "a", x(7.0, 7.0)),
+    "swapped": applied,
+    "its memory": lambda weight: setattr(weight.a, "data", x(7.0, 7.0)),
+    "in place": lambda weight: weight.a.fill_(7.0),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_another_part_of_a_weight_made_of_others_is_noticed(graphs: Device, way: str) -> None:
+    """Quantised weights, say: the tensor stays, and what it is made of is exchanged."""
+    held = types.SimpleNamespace(weight=TwoTensor(x(3.0, 3.0), x(4.0, 4.0)))
+    f = gpu_timed(lambda a: (held.weight * a).a, name="f", mode=GRAPH)
+    for _ in range(4):
+        assert f(x()).tolist() == [3.0, 6.0]
+    assert graphs.replays == 3
+    WAYS[way](held.weight)
+    for _ in range(4):
+        assert f(x()).tolist() == [7.0, 14.0]
+    assert graphs.captures == (1 if way == "in place" else 2)
+
+
+def test_a_model_of_many_objects_is_not_one_of_many_functions(graphs: Device) -> None:
+    """What is bounded is functions to look into: a deep model has thousands of objects, and some hundred of those."""
+    blocks = [torch.nn.Sequential(*[torch.nn.Identity() for _ in range(50)]) for _ in range(30)]
+    model = torch.nn.Sequential(*blocks, torch.nn.Linear(2, 2))
+    f = gpu_timed(model.forward, name="f", mode=GRAPH)
+    with capture() as records, torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(f(x()), model(x()))
+    assert records[-1].mode == "cuda_graph"
+
+
+class Cache:
+    """State on the device, which a model hands out beside what it computes."""
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(2)
+
+
+def test_an_argument_that_is_handed_out_is_that_one_and_is_not_kept_alive(graphs: Device) -> None:
+    """As a model's output holds the cache that it was given."""
+
+    def step(a: Any, cache: Cache) -> dict[str, Any]:
+        cache.total += a
+        return {"sum": cache.total * 2, "cache": cache}
+
+    f = gpu_timed(step, name="f", mode=GRAPH)
+    for turn in range(2):
+        cache = Cache()
+        with capture() as records:
+            for index in range(1, 5):
+                found = f(x(), cache=cache)
+                assert found["cache"] is cache
+                assert found["sum"].tolist() == [2.0 * index, 4.0 * index]
+        assert [record.mode for record in records] == ["eager", "eager", "cuda_graph", "cuda_graph"], turn
+        gone = weakref.ref(cache)
+        del cache, found
+        gc.collect()
+        assert gone() is None
+
+
+def test_another_object_that_is_handed_out_is_none(graphs: Device) -> None:
+    held = Cache()
+    f = gpu_timed(lambda a: (a * 2, held), name="f", mode=GRAPH)
+    with capture() as records:
+        f(x())
+    assert "an output is a Cache: return its tensors, say" in records[0].mode_reason
+
+
+def test_what_is_made_once_after_a_change_is_looked_at_again(graphs: Device) -> None:
+    """A bias that is computed when it is first asked for, and let go when the model is told of other weights."""
+    held = types.SimpleNamespace(weight=x(2.0, 2.0), bias=None)
+
+    def function(a: Any) -> Any:
+        if held.bias is None:
+            held.bias = held.weight + 1
+        return a * held.weight + held.bias
+
+    f = gpu_timed(function, name="f", mode=CudaGraph())
+    for weight in (2.0, 3.0, 4.0):
+        held.weight, held.bias = x(weight, weight), None
+        with capture() as records:
+            for _ in range(80):  # more than pay for a capture, too
+                assert f(x()).tolist() == [weight * 2 + 1, weight * 3 + 1]
+        assert records[-1].mode == "cuda_graph"
+    assert "looked at again: changes host state, which a replay would not: held.bias" in records[0].mode_reason
+
+
+def test_what_changes_in_each_call_after_a_change_is_refused_at_the_second(graphs: Device) -> None:
+    held = types.SimpleNamespace(weight=x(2.0, 2.0), counts=False, count=0)
+
+    def function(a: Any) -> Any:
+        held.count += held.counts
+        return a * held.weight
+
+    f = gpu_timed(function, name="f", mode=GRAPH)
+    for _ in range(3):
+        f(x())
+    held.weight, held.counts = x(3.0, 3.0), True
+    with capture() as records:
+        for _ in range(4):
+            assert f(x()).tolist() == [3.0, 6.0]
+    assert held.count == 4
+    assert "looked at again" in records[0].mode_reason
+    assert [record.mode_reason.startswith("changes host state") for record in records] == [False, True, True, True]
