@@ -134,9 +134,20 @@ def test_an_argument_that_is_handed_out_is_that_one_and_is_not_kept_alive(graphs
         assert gone() is None
 
 
-def test_another_object_that_is_handed_out_is_none(graphs: Device) -> None:
-    held = Cache()
-    f = gpu_timed(lambda a: (a * 2, held), name="f", mode=GRAPH)
+def test_what_stands_somewhere_is_handed_out_until_another_does(graphs: Device) -> None:
+    held = types.SimpleNamespace(cache=Cache())
+    f = gpu_timed(lambda a: (a * 2, held.cache), name="f", mode=GRAPH)
+    for _ in range(2):
+        for _ in range(4):
+            found = f(x())
+            assert found[0].tolist() == [2.0, 4.0]
+            assert found[1] is held.cache
+        held.cache = Cache()
+    assert graphs.captures == 2
+
+
+def test_an_object_that_is_made_in_the_call_is_no_output_of_a_graph(graphs: Device) -> None:
+    f = gpu_timed(lambda a: (a * 2, Cache()), name="f", mode=GRAPH)
     with capture() as records:
         f(x())
     assert "an output is a Cache: return its tensors, say" in records[0].mode_reason

@@ -120,11 +120,6 @@ def said(leaves: list[Any], spec: Any, is_tensor: Callable[[Any], bool]) -> tupl
     ], spec
 
 
-def _is_one_of(leaf: Any, arguments: list[Any]) -> bool:
-    """Return whether an output is an argument, which is the same one in each call of a signature: a cache, say."""
-    return any(leaf is one for one in arguments) and type(leaf).__weakrefoffset__ != 0
-
-
 def is_as_said(one: tuple[list[Any], Any], other: tuple[list[Any], Any]) -> bool:
     """Return whether two calls said the same: of what they gave, :func:`said`."""
     return len(one[0]) == len(other[0]) and all(map(host_places.same, one[0], other[0])) and bool(one[1] == other[1])
@@ -154,7 +149,7 @@ class Capturing:
         values = self._values
         return host_state.Snapshot(self._function, taken.leaves, values.is_tensor, values.is_made_of_others)
 
-    def obstacle(self, known: Any, watch: Any, before: host_state.Snapshot, taken: Any, result: Any) -> str:
+    def obstacle(self, known: Any, watch: Any, before: host_state.Snapshot, result: Any) -> str:
         """Return why no graph can hold a call that was watched and gave *result*, or nothing.
 
         *known* is what is known of its signature, *before* what the host state was before it.
@@ -180,7 +175,7 @@ class Capturing:
                     return "an output requires grad, which a replay cannot give"
                 if not self._device.holds(leaf):
                     return f"an output is a tensor on {leaf.device}"
-            elif not isinstance(leaf, PLAIN) and not _is_one_of(leaf, taken.leaves):
+            elif not isinstance(leaf, PLAIN) and not (type(leaf).__weakrefoffset__ and before.knows(leaf)):
                 return f"an output is a {type(leaf).__name__}: return its tensors, say"
         gave = said(leaves, spec, self._values.is_tensor)
         if known.said is not None and not is_as_said(gave, known.said):

@@ -231,7 +231,7 @@ class Graphed(Launcher):
         self._signatures.watched += 1
         result = self._watched(opened, watch, arguments, named)
         known.runs += 1
-        why = self._why_not(known, watch, before, taken, result)
+        why = self._why_not(known, watch, before, result)
         if why and known.runs < min(_LOOKS, self.mode.warmup):  # it may be what is done once: tuning, a cache made
             self.cold(opened, f"warm-up {known.runs} of {self.mode.warmup}, looked at again: {why}"[:_MOST_TEXT], began)
             return result
@@ -268,10 +268,10 @@ class Graphed(Launcher):
         finally:
             inside.depth -= 1
 
-    def _why_not(self, known: Signature, watch: Any, before: Any, taken: Any, result: Any) -> str:
+    def _why_not(self, known: Signature, watch: Any, before: Any, result: Any) -> str:
         """Return why no graph can hold a call that was watched, or nothing. Never raises."""
         try:
-            return str(self._capturing.obstacle(known, watch, before, taken, result))
+            return str(self._capturing.obstacle(known, watch, before, result))
         except Exception as error:  # noqa: BLE001 - rule 1
             self.notes.fault("mode", error)
             return _text("gpu_timed could not look at what the call did", error)
@@ -287,7 +287,7 @@ class Graphed(Launcher):
         result = self._watched(opened, watch, arguments, named)
         captured, capturing = known.captured, self._capturing
         new = captured is None
-        why = self._why_not(known, watch, before, taken, result)
+        why = self._why_not(known, watch, before, result)
         if why and new and known.looks:  # it may be what is done once after a change: a cache made anew
             known.looks -= 1
             self.cold(opened, f"looked at again: {why}"[:_MOST_TEXT], began)

@@ -151,6 +151,10 @@ class Snapshot:
                 return f"{name}{_shown(key)}".removeprefix(".")
         return ""
 
+    def knows(self, value: Any) -> bool:
+        """Return whether *value* is an argument, or stands somewhere: it is that one as long as the guards hold."""
+        return id(value) in self._seen
+
     def replaced(self, was_read: Callable[[Any], bool]) -> str:
         """Return where another tensor stands in the place of one that *was_read*; nothing if that is nowhere."""
         for name, holder, key, was in self.held:

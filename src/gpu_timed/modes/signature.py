@@ -120,7 +120,7 @@ class Signatures:
         """Return the graph of *known*, if it has one, which has none any more: *stale*, or for another reason."""
         captured, known.captured = known.captured, None
         replays, known.went = known.went if captured is None else captured.replays, 0
-        known.looks = 1
+        known.looks, known.said = 1, None
         self._replayed += replays
         if replays >= _PAY:
             self.captures -= 1
