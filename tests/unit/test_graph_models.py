@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import types
 import weakref
 from collections.abc import Callable
@@ -103,6 +104,60 @@ def test_a_model_of_many_objects_is_not_one_of_many_functions(graphs: Device) ->
         for _ in range(3):
             assert torch.equal(f(x()), model(x()))
     assert records[-1].mode == "cuda_graph"
+
+
+@pytest.fixture
+def asked(graphs: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """The device, and a torch that tells of its captures."""
+    made, capturing = graphs.capture, [False]
+
+    def capture_(inputs: list[Any], function: Callable[[], Any], **options: Any) -> Any:
+        capturing[0] = True
+        try:
+            return made(inputs, function, **options)
+        finally:
+            capturing[0] = False
+
+    monkeypatch.setattr(graphs, "capture", capture_)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    return graphs
+
+
+def test_what_is_left_out_in_a_capture_keeps_no_graph_away(asked: Device) -> None:
+    """A mask that lets all through is left away, where the host may look into it: transformers does so."""
+
+    def attend(a: Any, mask: Any) -> Any:
+        if not torch.cuda.is_current_stream_capturing() and bool(mask.all()):
+            return a * 2
+        return a * 2 * mask
+
+    f = gpu_timed(attend, name="f", mode=CudaGraph())
+    with capture() as records:
+        for index in range(8):
+            mask = x(1.0, float(index % 3 > 0))
+            assert torch.equal(f(x(3.0, 4.0), mask), attend(x(3.0, 4.0), mask))
+    assert [record.mode for record in records] == ["eager"] * 4 + ["cuda_graph"] * 4
+    assert asked.captures == 1
+
+
+def test_what_is_not_left_out_is_refused_before_it_breaks_the_capture(asked: Device) -> None:
+    tried, read = itertools.count(), itertools.count()  # state that is not seen
+
+    def function(a: Any) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            next(tried)
+        found = a.sum().item()
+        next(read)
+        return a * found
+
+    f = gpu_timed(function, name="f", mode=GRAPH)
+    with capture() as records:
+        for _ in range(4):
+            assert f(x()).tolist() == [3.0, 6.0]
+    assert {record.mode for record in records} == {"eager"}
+    assert "could not be captured (Waits: aten::_local_scalar_dense makes the host wait" in records[-1].mode_reason
+    assert (next(tried), next(read)) == (1, 4)
+    assert asked.captures == 1
 
 
 class Cache:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Final
 
 from gpu_timed.mode_values import CudaGraph
@@ -156,6 +157,8 @@ class Capturing:
         """
         if watch.blocked:
             return str(watch.blocked)
+        if watch.waits and not before.asks_whether_capturing:
+            return str(watch.waits)
         if watch.talks == self._watching.EXCHANGES and not self.mode.collectives:
             return f"{watch.talks} (declare CudaGraph(collectives=True) if all of them make the same calls)"
         if len(watch.devices) > 1:
@@ -222,9 +225,14 @@ class Capturing:
         positional, by_name = self._values.rebuilt(taken, static)
         if self.mode.reset is not None:
             self.mode.reset()
-        graph = self._device.capture(
-            static, lambda: self._function(*positional, **by_name), by_torch=draws or watch.streams
-        )
+        # One that waits, and asks whether it is being captured, may leave out what it waits for: then it can be held.
+        around = self._watching.WithoutReads() if watch.waits else nullcontext()
+
+        def call() -> Any:
+            with around:
+                return self._function(*positional, **by_name)
+
+        graph = self._device.capture(static, call, by_torch=draws or watch.streams)
         values, of = self._values, self._watching.key_of
         keys = [of(tensor) for tensor in taken.tensors]
         made = Captured(graph, static, [one for key, one in watch.outside.items() if key not in keys], values.is_tensor)

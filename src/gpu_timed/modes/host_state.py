@@ -82,6 +82,8 @@ _AROUND: Final = frozenset({types.MappingProxyType, type({}.keys()), type({}.val
 """What shows a dict that is elsewhere."""
 _KERNELS: Final = frozenset({"triton", "numba", "cupy", "cuda", "pycuda", "warp", "tilelang", "nanobind"})
 """Libraries that launch kernels of their own, of which torch's dispatcher sees nothing; and what wraps such in C++."""
+_ASK_FOR_CAPTURES: Final = frozenset({"is_current_stream_capturing"})
+"""Of torch.cuda: transformers, say, looks into masks where this says no."""
 _CALLED: Final = (types.FunctionType, staticmethod, classmethod, property)
 
 
@@ -141,6 +143,8 @@ class Snapshot:
             if self._unasked and not _GO_THROUGH.isdisjoint(reach.names):
                 self._todo += self._unasked
                 self._unasked = []
+        #: Whether code that it can come to asks for that: to leave out what a capture cannot hold, say.
+        self.asks_whether_capturing = not _ASK_FOR_CAPTURES.isdisjoint(reach.names)
         self._keep += reach.keep
         del self._reach  # which holds this
 

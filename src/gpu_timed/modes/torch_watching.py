@@ -58,7 +58,47 @@ _NO_WORK: Final = "torch._subclasses."
 """Where the classes of tensors are that only say what a result would look like: nothing is done for them anywhere."""
 
 
-class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by mypy
+class Waits(Exception):  # noqa: N818 - what it would do
+    """An operation would have the host wait for the device, in the midst of a capture."""
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[misc] # torch is not read by mypy
+    """A mode that compiled code and operations that run functions take as one that they need not know."""
+
+    #: Else flex_attention, torch.cond or scan raise, in the user's call, that they do not know this mode.
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return _DYNAMO in sys.modules  # else it would be imported for that
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Say that compiled code may be compiled and run as ever."""
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Say the same, to a newer torch."""
+        return True
+
+
+class WithoutReads(_Mode):
+    """Keeps a capture from being broken by a function that was to leave out what makes the host wait."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run *func*.
+
+        Raises:
+            Waits: The host would wait for what it gives.
+        """
+        name = getattr(getattr(func, "_schema", None), "name", "")
+        if name in _READS:
+            raise Waits(_waits(name))
+        return func(*args, **(kwargs or {}))
+
+
+class Watch(_Mode):
     """Watches the operations of one call on this thread.
 
     Args:
@@ -96,6 +136,8 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
         self.too_much = False
         #: Why no graph can hold the call, with the line of the user's code; empty if nothing is known.
         self.blocked = ""
+        #: What made the host wait for the device, which no graph can hold; a library may leave it out in a capture.
+        self.waits = ""
         #: Tensors that were there before the call and that it works on, and those of them that it changes: by address
         #: and extent of their storage.
         self.outside: dict[int, Any] = {}
@@ -115,29 +157,12 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
             if count and torch._C._get_dispatch_stack_at(count - 1) is self:  # noqa: SLF001
                 torch._C._pop_torch_dispatch_stack(None)  # noqa: SLF001
 
-    #: Else flex_attention, torch.cond or scan raise, in the user's call, that they do not know this mode.
-    supports_higher_order_operators = True
-
     def __enter__(self) -> Any:
         """Begin to watch this thread."""
         if not _all_come_here:
             with suppress(Exception):  # not in this version
                 make_known(type(self))
         return super().__enter__()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return _DYNAMO in sys.modules  # else it would be imported for that
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """Say that compiled code may be compiled and run as ever."""
-        return True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Say the same, to a newer torch."""
-        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at *func*, and run it."""
@@ -229,12 +254,15 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
 
     def _look(self, name: str, taken: list[Any]) -> None:
         if name in _READS:
-            self.blocked = f"{name} makes the host wait for the device, {_line()}"
-            return
+            self.waits = self.waits or _waits(name)
         for one in taken:
             self.devices.add(one.device)
             if not self._holds(one):
                 self.blocked = f"{name} works on a tensor on {one.device}, {_line()}"
+
+
+def _waits(name: str) -> str:
+    return f"{name} makes the host wait for the device, {_line()}"
 
 
 def make_known(kind: type[Watch]) -> None:
