@@ -8,6 +8,7 @@ import inspect
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Final, Literal, get_args
 
 from gpu_timed import current
@@ -242,13 +243,23 @@ def _arms(fn: Any, modes: Any, baseline: str | None) -> _Arms:
     if baseline is None and EAGER not in asked:
         asked.insert(0, EAGER)
     held, names = [], set()
+    shared = {mode.name for mode in asked if sum(mode.name == one.name for one in asked) > 1}
     for mode in asked:
-        name, number = mode.name, 2
+        known = name = f"{mode.name}{_options(mode) if mode.name in shared else ''}"
+        number = 2
         while name in names:
-            name, number = f"{mode.name} {number}", number + 1
+            name, number = f"{known} {number}", number + 1
         names.add(name)
         held.append((name, function, mode))
     return _Arms(name_of(function), _known(baseline or EAGER.name, held), held)
+
+
+def _options(mode: Mode) -> str:
+    """Return the options of *mode* that are not what they are without being given; nothing where all are."""
+    given = [(one.name, getattr(mode, one.name)) for one in fields(mode) if one.name != "mode"]
+    plain = {one.name: one.default for one in fields(mode)}
+    told = [f"{name}={'…' if callable(value) else repr(value)}" for name, value in given if value != plain[name]]
+    return f"({', '.join(told)})" if told else ""
 
 
 def _known(baseline: str, held: Sequence[tuple[str, Any, Any]]) -> str:

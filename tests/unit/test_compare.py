@@ -571,8 +571,10 @@ def test_a_mode_that_falls_back_says_so_and_gets_no_verdict(device: FakeDevice, 
 
 
 def test_what_is_a_mode_and_what_is_not(device: FakeDevice) -> None:
-    found = compare(kernel(device), modes=[CudaGraph(warmup=1), CudaGraph(warmup=2)])
-    assert [arm.name for arm in found.arms] == ["eager", "cuda_graph", "cuda_graph 2"]
+    modes = [CudaGraph(warmup=1), CudaGraph(reset=int, outputs="alias"), "cuda_graph", CudaGraph(), "compile"]
+    found = compare(kernel(device), modes=modes)
+    alike = ["cuda_graph(warmup=1)", "cuda_graph(outputs='alias', reset=…)", "cuda_graph", "cuda_graph 2"]
+    assert [arm.name for arm in found.arms] == ["eager", *alike, "compile"]
     assert found.name == "step"
     assert compare(kernel(device), modes=("eager",)).verdicts == ()
 

@@ -70,6 +70,8 @@ class Contestant:
             kind: type[Launcher] = Compiled if isinstance(mode, Compile) else Graphed
             self._launcher = launcher = kind(function, Site(name_of(function)), mode, notes)
             opened = self._opened
+            if isinstance(launcher, Compiled):
+                launcher.load()
 
             def call(*arguments: Any, **named: Any) -> Any:
                 return launcher.run(opened, arguments, named)

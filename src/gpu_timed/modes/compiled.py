@@ -10,6 +10,7 @@ whatever ran before it. Of Dynamo under ``fullgraph=True`` nothing of the call r
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable, Mapping
 from threading import Event, Lock, get_ident
@@ -66,6 +67,13 @@ class Compiled(Launcher):
         self._first: _First | None = _First()
         #: Why torch runs calls uncompiled, as far as one of them told.
         self._why_uncompiled = ""
+
+    @staticmethod
+    def load() -> None:
+        """Import what compiles, which takes seconds, so that it is no part of a first call. Never raises."""
+        for name in ("gpu_timed.modes.torch_compiling", "torch._inductor.compile_fx"):
+            with contextlib.suppress(Exception):  # the call says why it cannot be had
+                importlib.import_module(name)
 
     def run(self, opened: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """See :meth:`Launcher.run`."""

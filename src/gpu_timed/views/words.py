@@ -185,7 +185,11 @@ def rows(found: Comparison) -> Iterator[Row]:
     )
     yield from each("waited most for", profile(_most), "The operator being launched in most of the gap time.")
     yield from each("memory held", lambda arm: size(arm.memory_held_bytes), "Beyond what was held before.")
-    yield from each("one-off", lambda arm: duration(arm.cold.one_off_ns), "Compiling, capturing, warming up.")
+    yield from each(
+        "one-off",
+        lambda arm: duration(arm.cold.one_off_ns),
+        "Compiling, capturing, warming up; what one arm compiled, the next finds in torch's caches.",
+    )
     yield from each("pays after", pays, "Calls after which what it takes once beyond the baseline is won back.")
     yield from each("outputs", agreement, "Beside the baseline's.")
     yield from each("samples", lambda arm: number(len(arm.samples)) if len(arm.samples) else NONE)
