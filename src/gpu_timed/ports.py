@@ -231,8 +231,13 @@ class WarmthSource(Protocol):
         """How many such events there have been. Costs a few nanoseconds."""
         ...
 
-    def verdict(self, intervals: Sequence[Interval], *, first_call: bool) -> Verdict:
-        """Return what happened in *intervals*; without any, what that means."""
+    def verdict(
+        self, intervals: Sequence[Interval], *, first_call: bool, around: tuple[int, int] | None = None
+    ) -> Verdict:
+        """Return what happened in *intervals*; without any, what that means.
+
+        *around* is the generations between which a span was also suspended: what happened there is concurrent.
+        """
         ...
 
     def lasting(self, intervals: Sequence[Interval]) -> Sequence[Lasting]:

@@ -167,7 +167,7 @@ class Reader:
             self._note_memory(span)
         if self.warmth is None:
             return reading.read(span, seen_ns, near=near, peaks=self.peaks, fault=self._ledger.fault)
-        verdict = self.warmth.verdict(span.cold, first_call=span.index == 0)
+        verdict = self.warmth.verdict(span.cold, first_call=span.index == 0, around=span.around)
         if span.set_up:
             verdict = _with_device(verdict, span.set_up)
         if span.input_doubt and any(segment.place is not None for segment in span.segments):

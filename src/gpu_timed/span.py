@@ -97,6 +97,8 @@ class Span(RecordingSpan):
     #: Pieces in which something was compiled, tuned, loaded or initialised somewhere in the process.
     cold: tuple[Interval, ...] = ()
     _generation: int = 0
+    #: How many events of warmth there had been when it began, if it was suspended since; else -1.
+    _before: int = -1
     #: Name of the clock of a device that nobody had set up when a segment began, and somebody had when it ended.
     set_up: str = ""
     #: Why nobody can say whether its inputs made a library tune itself: a quality note, or nothing.
@@ -208,6 +210,11 @@ class Span(RecordingSpan):
         return self.cold[-1].ended if self.cold else self._generation
 
     @property
+    def around(self) -> tuple[int, int] | None:
+        """From where to where events of warmth count as beside it; None if it was never suspended."""
+        return None if self._before < 0 else (self._before, max(self._generation, self.generation))
+
+    @property
     def place(self) -> Place | None:
         """Where the open segment's marks go, None if it has none."""
         return self._place
@@ -216,6 +223,8 @@ class Span(RecordingSpan):
         """Place the start mark of a segment that works on *values*; *marked* False leaves it out."""
         warmth, now_ns = self._warmth, self.host.now_ns
         if warmth is not None:
+            if self.segments and self._before < 0:
+                self._before = self._generation
             self._generation = warmth.generation
         place = self._locator.locate(self.launch) if marked and len(self.segments) < MOST_SEGMENTS else OVERFLOW
         if isinstance(place, Missing):

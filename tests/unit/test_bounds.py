@@ -451,6 +451,7 @@ NOT_SHOWN = {
     "clocks/timeline.py": {"_HISTORY"},  # of one device
     "context/recording.py": {"_INNERMOST", "_LONGEST_TRACE"},  # of one text
     "mode_values.py": {"_MOST"},  # of what may be asked for
+    "reader.py": {"_MOST_REASONS"},  # of one text
     "values.py": {"LONGEST", "_MOST_DIMENSIONS"},  # of one value
     "views/drawing.py": {"MOST_DOTS", "_MOST_LANES"},  # of one plot
     "vitals/sampler.py": {"_MOST_FAULTS"},  # a decision

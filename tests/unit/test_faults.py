@@ -74,7 +74,7 @@ class Warmth:
         self.seen += self.happens
         return self.seen
 
-    def verdict(self, intervals: Any, *, first_call: bool) -> Verdict:
+    def verdict(self, intervals: Any, *, first_call: bool, around: Any = None) -> Verdict:
         return Verdict("unknown", NOT_SET, ())
 
     def tunes_by_shape(self) -> bool:

@@ -628,3 +628,17 @@ def test_a_mode_that_no_span_had_is_said_once_at_the_end(device: FakeDevice, cap
     said = [each.getMessage() for each in caplog.records if "a mode was given" in each.getMessage()]
     assert len(said) == 1
     assert "'prefil'" in said[0]
+
+
+def test_a_block_for_a_span_that_there_was_none_of_is_said_once_at_the_end(
+    device: FakeDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    timed = gpu_timed(name="decode 1")(plain)
+    for match in ("decoed", "decode*", "*", "decoed"):
+        with use_mode("eager", match=match):
+            timed(1)
+    for _ in range(2):
+        shutdown()
+    said = [each.getMessage() for each in caplog.records if "a mode was given" in each.getMessage()]
+    assert len(said) == 1
+    assert "'decoed' (use_mode(match=…))" in said[0]

@@ -237,6 +237,32 @@ def test_a_coroutine_takes_only_what_happened_while_it_ran(device: FakeDevice) -
         asyncio.run(both())
     told = [(record.name.rpartition(".")[2], record.warmth) for record in records]
     assert sorted(told) == [("one", "unknown"), ("one", "warm"), ("other", "cold")]
+    assert [len(record.concurrent) for record in records if record.warmth == "warm"] == [1]
+
+
+def test_what_a_coroutine_awaits_on_another_thread_is_listed_beside_it(device: FakeDevice) -> None:
+    """It may have taken all of its time; what it compiled itself, before it and after it is not."""
+
+    @gpu_timed
+    async def handle(compiles: bool) -> None:
+        if compiles:
+            emit("its own", "built")
+        await asyncio.to_thread(emit, "awaited", "loaded")
+        await asyncio.sleep(0)
+        await asyncio.to_thread(emit, "awaited too", "built")
+
+    async def all_of_them() -> None:
+        await handle(False)
+        emit("between", "built")
+        await handle(False)
+        await handle(True)
+        emit("after", "built")
+
+    with capture() as records:
+        asyncio.run(all_of_them())
+    assert [record.warmth for record in records] == ["unknown", "warm", "cold"]
+    assert [[cause.what for cause in record.concurrent] for record in records] == [["awaited", "awaited too"]] * 3
+    assert [cause.what for cause in records[2].causes] == ["its own"]
 
 
 def test_a_generator_that_moves_between_threads_keeps_its_causes(device: FakeDevice) -> None:

@@ -63,6 +63,8 @@ class Switch:
         self._rules: tuple[Rule, ...] = ()
         self._uses: ContextVar[tuple[Rule, ...]] = ContextVar("gpu_timed_modes", default=())
         self._said: set[tuple[str, str]] = set()
+        #: The patterns of blocks, of which some may have named nothing.
+        self._used: dict[str, Rule] = {}
 
     def __reduce__(self) -> str:
         """Pickle by name."""
@@ -76,11 +78,13 @@ class Switch:
 
     def forget(self) -> None:
         """Begin anew. Blocks that are open stay open."""
-        self.in_force, self._rules, self._said = bool(self._uses.get()), (), set()
+        self.in_force, self._rules, self._said, self._used = bool(self._uses.get()), (), set(), {}
 
     def use(self, rule: Rule) -> None:
         """Put *rule* before all others in this context."""
         self.in_force = True
+        if rule.match not in self._used and len(self._used) < _MOST_SAID:
+            self._used[rule.match] = rule
         self._uses.set((rule, *self._uses.get()))
 
     def unuse(self, rule: Rule) -> None:
@@ -178,14 +182,16 @@ class Switch:
         )
 
     def tell_unmatched(self, names: Iterable[str]) -> None:
-        """Say once of each rule of the whole process that none of *names*, those of its spans, is what it is about."""
-        for match in unmatched(self._rules, names):
-            self._say_once(
-                "",
-                match,
-                f"gpu_timed: a mode was given for {match!r} (GPU_TIMED_MODE, or configure(mode=…)), "
-                "and no span of this process has that name.",
-            )
+        """Say once of each rule that none of *names*, those of the process's spans, is what it is about."""
+        known = tuple(names)
+        given = (self._rules, "GPU_TIMED_MODE, or configure(mode=…)"), (tuple(self._used.values()), "use_mode(match=…)")
+        for rules, by in given:
+            for match in unmatched(rules, known):
+                self._say_once(
+                    "",
+                    match,
+                    f"gpu_timed: a mode was given for {match!r} ({by}), and no span of this process has that name.",
+                )
 
     def _say_once(self, name: str, what: str, message: str) -> None:
         key = name, what

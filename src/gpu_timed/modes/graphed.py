@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from gpu_timed.mode_values import EAGER, CudaGraph, Ran
 from gpu_timed.modes import torch_ranks
-from gpu_timed.modes.capturing import STALE, Captured, Capturing, Launched
+from gpu_timed.modes.capturing import PLAIN, STALE, Captured, Capturing, Launched
 from gpu_timed.modes.launcher import INSIDE, ForNow, Launcher, Notes, Passing, inside
 from gpu_timed.modes.signature import Signature, Signatures
 from gpu_timed.site import Site
@@ -138,7 +138,7 @@ class Graphed(Launcher):
             return INSIDE, None, None
         taken = self._take(arguments, named)
         if taken.refused or not taken.tensors:
-            return taken.refused or "no argument is a tensor on the device", taken, None
+            return taken.refused or f"no argument is a tensor on the device{_not_opened(taken)}", taken, None
         with self._lock:
             self._recent = None  # the last in order is this one
             known, why = self._signatures.of(taken.key, self.mode, lambda: taken.others, self._let_go)
@@ -370,6 +370,11 @@ class Graphed(Launcher):
                     captured.graph.release()
         except Exception as error:  # noqa: BLE001 - rule 1
             self.notes.fault("mode", error)
+
+
+def _not_opened(taken: Any) -> str:
+    kinds = sorted({type(each).__name__ for each in taken.others if not isinstance(each, PLAIN)})
+    return f" ({', '.join(kinds)}: not taken apart, pass what is in it)" if kinds else ""
 
 
 def _text(what: str, error: BaseException) -> str:

@@ -106,7 +106,9 @@ class Signatures:
 
     def _too_many(self, mode: Any, *, watches: bool = True) -> str:
         if self.captures >= _CAPTURES * mode.max_graphs:
-            return f"{self.captures} graphs were captured for few replays: too many input signatures"
+            return (
+                f"{self.captures} graphs were captured for few replays: too many input signatures in turn (max_graphs=)"
+            )
         over = self.watched - _WATCHED * mode.max_graphs * mode.warmup
         if watches and over >= 0 and over >= self._replays() // _PAY:
             return f"{self.watched:,} calls were watched for {self.captures} graphs: too many input signatures"

@@ -108,16 +108,20 @@ class Ring:
         yield Limit("events_of_warmth", EVENTS_KEPT, held, self.generation - held, "events of compiling and loading")
         yield Limit("lasting", LASTING_KEPT, len(self._lasting), None, "events that hold for later calls")
 
-    def verdict(self, intervals: Sequence[Interval], *, first_call: bool) -> Verdict:
+    def verdict(
+        self, intervals: Sequence[Interval], *, first_call: bool, around: tuple[int, int] | None = None
+    ) -> Verdict:
         """Return what happened in *intervals*, each on the thread that it names.
 
         Events of a worker thread count for the thread that waits for it, or, where that is not known, for every span
-        that was open; those of another Python thread for none: they are listed as concurrent.
+        that was open; those of another Python thread for none: they are listed as concurrent. So is what happened on
+        any thread, its own included, while it was suspended.
         """
         found: list[Event] = []
         others: list[Event] = []
         truncated = False
-        if intervals:
+        suspended = around is not None and around[0] < around[1]
+        if intervals or suspended:
             with self._lock:
                 kept = tuple(self._events)
             oldest = kept[0].generation if kept else 0
@@ -127,6 +131,10 @@ class Ring:
                     if began < event.generation <= ended:
                         mine = event.thread_id == thread_id or event.of_worker
                         (found if mine else others).append(event)
+            if around is not None and suspended:
+                mine_are = {event.generation for event in found}
+                between = (event for event in kept if around[0] < event.generation <= around[1])
+                others = [event for event in between if event.generation not in mine_are]
         concurrent = _shown(others, _MOST_CONCURRENT)
         if not found:
             if truncated:
