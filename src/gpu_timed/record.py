@@ -51,6 +51,9 @@ class Missing:
     ``peak_not_measured``    what the device can do at most was not measured on this machine
     ``not_counted``          torch could not count the call's operations
     ``work_raised``          the function given as ``work=`` raised, or returned no ``Work``
+    ``not_run``              nothing of the call ran: its mode was refused, or compiling it raised
+    ``unwatched``            a compiler is in use, or just being imported, that gpu_timed does not watch: nobody can say
+                             whether it compiled in this call
     ``no_time``              the device time is 0, by which no work can be divided
     """
 

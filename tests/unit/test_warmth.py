@@ -182,7 +182,8 @@ def test_a_runtime_that_cannot_be_seen_makes_nobody_warm(monkeypatch: pytest.Mon
     ring = Ring()
     assert between(ring, 0).warmth == "warm"
     ring.blind_to.add("sys")
-    assert between(ring, 0).warmth == "unknown"
+    found = between(ring, 0)
+    assert (found.warmth, found.compile_ns) == ("unknown", Missing("unwatched", "sys"))
     ring.blind_to.discard("sys")
     ring.blind_to.add("not.loaded")
     assert between(ring, 0).warmth == "warm"

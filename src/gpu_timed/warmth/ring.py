@@ -141,8 +141,11 @@ class Ring:
                 overflow = Missing("overflow", "too many events to keep")
                 return Verdict("unknown", NOT_SET, (), overflow, concurrent)
             # Asked of the view, which goes through the fewer; a set goes through all modules of the process: 50 µs.
-            if first_call or not sys.modules.keys().isdisjoint(self.blind_to):
+            if first_call:
                 return Verdict("unknown", NOT_SET, (), NOT_SET, concurrent)
+            if not sys.modules.keys().isdisjoint(self.blind_to):
+                unwatched = ", ".join(sorted(self.blind_to & sys.modules.keys()))
+                return Verdict("unknown", NOT_SET, (), Missing("unwatched", unwatched), concurrent)
             return Verdict("warm", "hot", (), 0, concurrent)
         coldest = max((event.cause for event in found), key=lambda cause: _ORDER[cause.tier])
         return Verdict("cold", coldest.tier, _shown(found, _MOST_CAUSES), _united(found), concurrent)
