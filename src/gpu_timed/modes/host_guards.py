@@ -40,7 +40,7 @@ _FEWEST_WATCHED: Final = 8
 """Dicts that are asked sooner than whether any was written to."""
 _TRUE_IF_FULL: Final = (dict, OrderedDict)
 _LENGTHS: Final = frozenset(kind.__len__ for kind in (*BUILT_IN, types.MappingProxyType))
-_ONE_BY_ONE: Final = frozenset({CONTENTS, ORDER, VALUES, ATTRIBUTES})
+_ONE_BY_ONE: Final = frozenset({CONTENTS, ORDER, VALUES})
 
 
 class Guards:
@@ -137,8 +137,8 @@ class Guards:
             elif was is GONE or key is LENGTH or _is_asked_alone(key):
                 self._others.append((holder, key, was))
             elif key is not ITSELF:
-                slot, cell = isinstance(key, Slot), key is CELL
-                getter = object.__getattribute__ if slot else cell_contents if cell else getter_of(holder)
+                named = isinstance(key, Slot) or key is ATTRIBUTES
+                getter = object.__getattribute__ if named else cell_contents if key is CELL else getter_of(holder)
                 by_getter.setdefault(getter, []).append(index)
         for getter, places in by_getter.items():
             holders, known = [self._direct[index][0] for index in places], [weres[index] for index in places]
@@ -146,7 +146,7 @@ class Guards:
             if getter is cell_contents:
                 self._cells, self._in_cells = holders, known
             else:
-                keys = [key.name if isinstance(key, Slot) else key for key in keys]
+                keys = [key.name if isinstance(key, Slot) else "__dict__" if key is ATTRIBUTES else key for key in keys]
                 self._groups.append((getter, holders, keys, known))
             self._indices.append((places, known))
 
