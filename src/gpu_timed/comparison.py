@@ -265,6 +265,9 @@ def _options(mode: Mode) -> str:
 def _known(baseline: str, held: Sequence[tuple[str, Any, Any]]) -> str:
     names = [name for name, _, _ in held]
     if baseline not in names:
+        alike = next((name for name, _, mode in held if mode is not None and mode.name == baseline), None)
+        if alike is not None:
+            return alike
         raise unknown_value("baseline", baseline, names)
     return baseline
 

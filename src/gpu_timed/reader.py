@@ -28,9 +28,9 @@ MOST_CLOCKS: Final = 64
 _PENDING: Final = Missing("pending")
 _MARK_FAILED: Final = "mark_failed"
 _TORCHS_OWN: Final = "cuda init"
+"""The probe that sees torch set the device up, and says how long that took."""
 _MOST_REASONS: Final = 3
 """Of what holds for a site that are told in one reason, on each of its spans; a function split in parts has many."""
-"""The probe that sees torch set the device up, and says how long that took."""
 
 
 class Reader:

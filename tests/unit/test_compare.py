@@ -576,6 +576,8 @@ def test_what_is_a_mode_and_what_is_not(device: FakeDevice) -> None:
     alike = ["cuda_graph(warmup=1)", "cuda_graph(outputs='alias', reset=…)", "cuda_graph", "cuda_graph 2"]
     assert [arm.name for arm in found.arms] == ["eager", *alike, "compile"]
     assert found.name == "step"
+    found = compare(kernel(device), modes=[CudaGraph(warmup=1), CudaGraph(warmup=2), "eager"], baseline="cuda_graph")
+    assert found.baseline == "cuda_graph(warmup=1)"
     assert compare(kernel(device), modes=("eager",)).verdicts == ()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import queue
 import types
 import weakref
 from collections.abc import Callable
@@ -52,6 +53,60 @@ def test_a_cache_that_grows_is_refused_whatever_is_put_back(
     assert "puts another tensor in the place of cache.keys, which it reads" in records[-1].mode_reason
     assert "change it in place" in records[-1].mode_reason
     assert graphs.captures == 0
+
+
+class Listing:
+    """A cache that keeps what it is given one beside another, in a list or by number."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def update(self, keys: Any) -> Any:
+        if isinstance(self.held, list):
+            self.held.append(keys * 1)
+            return torch.stack(self.held)
+        self.held[len(self.held)] = keys * 1
+        return torch.stack(list(self.held.values()))
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_a_list_that_grows_is_refused_whatever_is_put_back(graphs: Device, kind: Any) -> None:
+    cache, other = Listing(kind()), Listing(kind())
+    mode = CudaGraph(warmup=1, reset=lambda: cache.held.pop(*([] if kind is list else [len(cache.held) - 1])))
+    f = gpu_timed(lambda keys: cache.update(keys).sum(0), name="f", mode=mode)
+    for value in range(6):
+        assert torch.equal(f(x(value, 1.0)), other.update(x(value, 1.0)).sum(0))
+    assert graphs.captures == 0
+
+
+def test_a_cache_of_tensors_made_of_others_that_grows_is_refused(graphs: Device) -> None:
+    held = types.SimpleNamespace(keys=TwoTensor(torch.zeros(1, 2), torch.zeros(1, 2)))
+
+    def function(a: Any) -> Any:
+        held.keys = torch.cat([held.keys, TwoTensor(a[None], a[None])])
+        return held.keys.a.sum(0)
+
+    mode = CudaGraph(warmup=1, reset=lambda: setattr(held, "keys", held.keys[:-1]))
+    f = gpu_timed(function, name="f", mode=mode)
+    assert [f(x(1.0, 1.0)).tolist() for _ in range(6)] == [[float(count)] * 2 for count in range(1, 7)]
+    assert graphs.captures == 0
+
+
+def test_another_view_of_the_same_memory_is_no_other_tensor(graphs: Device) -> None:
+    held = types.SimpleNamespace(all=torch.zeros(4))
+    view = held.view = held.all[:2]
+
+    def function(a: Any) -> Any:
+        held.view = held.all[:2]
+        held.view.copy_(a)
+        return held.all * 2
+
+    f = gpu_timed(function, name="f", mode=CudaGraph(warmup=1, reset=lambda: setattr(held, "view", view)))
+    with capture() as records:
+        for value in range(6):
+            assert f(x(value, 1.0)).tolist() == [value * 2.0, 2.0, 0.0, 0.0]
+    assert "puts another tensor" not in "".join(record.mode_reason for record in records)
+    assert records[2].mode == "cuda_graph"
 
 
 def test_a_tensor_that_is_left_behind_and_not_read_needs_a_reset(graphs: Device) -> None:
@@ -160,6 +215,40 @@ def test_what_is_not_left_out_is_refused_before_it_breaks_the_capture(asked: Dev
     assert asked.captures == 1
 
 
+def test_a_read_whose_refusal_the_function_catches_makes_no_graph(asked: Device) -> None:
+    """Its other path is not the one that it takes outside of a capture."""
+
+    def count(mask: Any) -> int:
+        try:
+            return int(mask.sum().item())
+        except Exception:
+            return 2
+
+    def function(a: Any, mask: Any) -> Any:
+        return a * (count(mask) + bool(torch.cuda.is_current_stream_capturing() and len(a) > 2))
+
+    f = gpu_timed(function, name="f", mode=GRAPH)
+    with capture() as records:
+        for index in range(6):
+            mask = x(1.0, float(index < 3))
+            assert torch.equal(f(x(), mask), function(x(), mask))
+    assert {record.mode for record in records} == {"eager"}
+    assert "could not be captured (Waits:" in records[-1].mode_reason
+
+
+def test_what_may_not_be_captured_takes_no_graph_s_place(asked: Device) -> None:
+    def function(a: Any) -> Any:
+        if torch.cuda.is_current_stream_capturing() and a is None:
+            return None
+        return a * a.sum().item() if len(a) > 2 else a * 2
+
+    f = gpu_timed(function, name="f", mode=CudaGraph(warmup=1, max_graphs=1))
+    with capture() as records:
+        for sizes in (2, 2, 2, 3, 3, 3, 2):
+            f(torch.ones(sizes))
+    assert records[-1].mode == "cuda_graph"
+
+
 class Cache:
     """State on the device, which a model hands out beside what it computes."""
 
@@ -199,6 +288,24 @@ def test_what_stands_somewhere_is_handed_out_until_another_does(graphs: Device) 
             assert found[1] is held.cache
         held.cache = Cache()
     assert graphs.captures == 2
+
+
+@pytest.mark.parametrize("kind", ["a large array", "a queue"])
+def test_what_is_not_looked_into_is_no_output_of_a_graph(graphs: Device, kind: str) -> None:
+    numpy = pytest.importorskip("numpy")
+    held = numpy.zeros(20_000) if kind == "a large array" else queue.Queue()
+
+    def function(a: Any) -> Any:
+        if kind == "a queue":
+            held.put(1)
+        else:
+            held[0] += 1
+        return a * 2, held
+
+    f = gpu_timed(function, name="f", mode=GRAPH)
+    for count in range(1, 6):
+        found = f(x())[1]
+        assert (found.qsize() if kind == "a queue" else found[0]) == count
 
 
 def test_an_object_that_is_made_in_the_call_is_no_output_of_a_graph(graphs: Device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import types
 import warnings
@@ -17,6 +18,8 @@ from gpu_timed.testing import capture
 from gpu_timed.warmth import torch_compile
 
 torch = pytest.importorskip("torch")
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -186,21 +189,75 @@ def test_threads_that_make_the_first_call_at_once_compile_it_once(graphs: Graphs
     assert told(records) == [("compile", "compile")] * 24
 
 
-def test_a_first_call_that_waits_for_another_thread_does_not_wait_for_ever(
+def test_a_first_call_that_waits_for_another_thread_has_it_wait_for_no_more_than_compiling(
     graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As ranks in threads of one process do."""
-    monkeypatch.setattr(compiled, "_LONGEST_S", 0.2)
+    """As ranks in threads of one process do, and who holds a lock that the function takes."""
+    monkeypatch.setattr(compiled, "_LONGEST_S", 600.0)
     both = threading.Barrier(2)
 
     def meet(x: Any) -> Any:
-        both.wait(30)
+        both.wait(60)
         return x + 1
 
     f = gpu_timed(meet, name="f", mode=Compile(backend=graphs))
     with ThreadPoolExecutor(2) as pool:
         found = [pool.submit(f, torch.ones(2)) for _ in range(2)]
         assert [each.result(60).sum().item() for each in found] == [4.0, 4.0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore")
+def test_a_forked_process_waits_for_no_thread_that_it_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_LONGEST_S", 600.0)
+    first = compiled._First()
+    assert first.is_mine()
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(first.is_mine()))
+    thread.start()
+    thread.join()
+    assert found == [False]
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert not first.is_mine()
+    first.wait()
+
+
+def test_a_first_call_that_compiles_nothing_is_not_the_first(graphs: Graphs) -> None:
+    f = gpu_timed(lambda x: x + 1, name="f", mode=Compile(backend=graphs))
+    with FlopCounterMode(display=False):
+        f(torch.ones(2))
+    torch.compiler.set_stance("force_eager")
+    f(torch.ones(2))
+    torch.compiler.set_stance("default")
+    ready = threading.Barrier(12)
+
+    def call() -> None:
+        ready.wait(30)
+        f(torch.ones(2))
+
+    threads = [threading.Thread(target=call) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert graphs.count == 1
+
+
+def test_why_it_was_given_up_is_not_said_of_what_was_compiled_since(graphs: Graphs) -> None:
+    def function(x: Any, fails: bool = False) -> Any:
+        if fails:
+            raise KeyError("the user's")
+        return x + 1
+
+    f = gpu_timed(function, name="f", mode=Compile(backend=graphs))
+    with pytest.raises(KeyError):
+        f(torch.ones(2), fails=True)
+    torch.compiler.reset()
+    with capture() as records:
+        for dimensions in range(1, 11):
+            f(ones(dimensions))
+    assert [record.mode for record in records] == ["compile"] * 8 + ["eager"] * 2
+    assert "KeyError" not in records[-1].mode_reason
 
 
 def test_max_autotune_without_a_device_is_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -642,3 +642,18 @@ def test_a_block_for_a_span_that_there_was_none_of_is_said_once_at_the_end(
     said = [each.getMessage() for each in caplog.records if "a mode was given" in each.getMessage()]
     assert len(said) == 1
     assert "'decoed' (use_mode(match=…))" in said[0]
+
+
+def test_a_block_keeps_no_mode_alive(device: FakeDevice) -> None:
+    """A ``reset=`` of a model, for one request."""
+
+    class Model:
+        def reset(self) -> None: ...
+
+    model = Model()
+    with use_mode(CudaGraph(reset=model.reset), match="tenant*"):
+        gpu_timed(name="another")(plain)(1)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

@@ -64,7 +64,7 @@ class Switch:
         self._uses: ContextVar[tuple[Rule, ...]] = ContextVar("gpu_timed_modes", default=())
         self._said: set[tuple[str, str]] = set()
         #: The patterns of blocks, of which some may have named nothing.
-        self._used: dict[str, Rule] = {}
+        self._used: dict[str, None] = {}
 
     def __reduce__(self) -> str:
         """Pickle by name."""
@@ -84,7 +84,7 @@ class Switch:
         """Put *rule* before all others in this context."""
         self.in_force = True
         if rule.match not in self._used and len(self._used) < _MOST_SAID:
-            self._used[rule.match] = rule
+            self._used[rule.match] = None  # not the mode, which may hold a model
         self._uses.set((rule, *self._uses.get()))
 
     def unuse(self, rule: Rule) -> None:
@@ -184,7 +184,10 @@ class Switch:
     def tell_unmatched(self, names: Iterable[str]) -> None:
         """Say once of each rule that none of *names*, those of the process's spans, is what it is about."""
         known = tuple(names)
-        given = (self._rules, "GPU_TIMED_MODE, or configure(mode=…)"), (tuple(self._used.values()), "use_mode(match=…)")
+        given = (
+            (list(self._rules), "GPU_TIMED_MODE, or configure(mode=…)"),
+            ([Rule(match, EAGER) for match in self._used], "use_mode(match=…)"),
+        )
         for rules, by in given:
             for match in unmatched(rules, known):
                 self._say_once(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from threading import Event, Lock, get_ident
 from typing import Any, Final
@@ -33,15 +34,25 @@ _OR_ELSE: Final = (
 
 
 class _First:
-    """The first call, which compiles. Threads that came with it would each compile the same, and reach the limit."""
+    """The first call, which compiles. Threads that came with it would each compile the same, and reach the limit.
+
+    They wait until its code has been compiled, as far as that is one piece: code of the user's, which may wait for one
+    of them, runs only after that.
+    """
 
     def __init__(self) -> None:
-        self._by: dict[str, int] = {}
+        self._by: dict[str, tuple[int, int]] = {}
         self.done = Event()
 
     def is_mine(self) -> bool:
         """Return whether this thread makes it; the first that asks does."""
-        return self._by.setdefault("thread", get_ident()) == get_ident()
+        me = os.getpid(), get_ident()
+        return self._by.setdefault("me", me) == me
+
+    def wait(self) -> None:
+        """Wait until it is done. In a forked process the thread that made it is not there."""
+        if self._by["me"][0] == os.getpid():
+            self.done.wait(_LONGEST_S)
 
 
 class Compiled(Launcher):
@@ -65,7 +76,7 @@ class Compiled(Launcher):
         #: The most graphs that were compiled in one call: more than one is a function that Dynamo split.
         self._graphs = 0
         self._first: _First | None = _First()
-        #: Why torch runs calls uncompiled, as far as one of them told.
+        #: Why torch runs calls uncompiled, as far as one of them told; until one runs compiled.
         self._why_uncompiled = ""
 
     @staticmethod
@@ -77,20 +88,6 @@ class Compiled(Launcher):
 
     def run(self, opened: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """See :meth:`Launcher.run`."""
-        first = self._first
-        if first is None:
-            return self._run(opened, arguments, named)
-        if not first.is_mine():
-            first.done.wait(_LONGEST_S)
-            self._first = None  # once, whatever became of it
-            return self._run(opened, arguments, named)
-        try:
-            return self._run(opened, arguments, named)
-        finally:
-            self._first = None
-            first.done.set()
-
-    def _run(self, opened: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         compiled = self._compiled or self._make()
         if self._given_up:
             return self.eagerly(opened, arguments, named, self._given_up)
@@ -106,7 +103,11 @@ class Compiled(Launcher):
         around = leaf.around()
         if around:  # torch would give the function up for good
             return self.for_now(opened, arguments, named, around)
-        tried, before, result, raised = leaf.attempts(), leaf.begin(), None, None
+        first = self._first
+        if first is not None and not first.is_mine():
+            first.wait()
+            first = self._first = None  # whatever became of it
+        tried, before, result, raised = leaf.attempts(), leaf.begin(first and first.done), None, None
         try:
             result = compiled(*arguments, **named)
         except leaf.FAILURES as error:
@@ -121,6 +122,9 @@ class Compiled(Launcher):
             raise
         finally:
             seen = leaf.end(before)
+            if first is not None:
+                self._first = None if leaf.attempts() != tried else _First()  # else it compiled nothing
+                first.done.set()
             if raised is not None:
                 self._raised(opened, leaf, seen, raised, tried)
                 raised = None
@@ -130,7 +134,8 @@ class Compiled(Launcher):
             self._skipped = self._skipped or leaf.skips() != skips
             self._parts += leaf.partitions() - parts
         self._graphs = max(self._graphs, seen.graphs)
-        self._worked = self._worked or not seen.uncompiled
+        if not seen.uncompiled:
+            self._worked, self._why_uncompiled = True, ""
         self.tell(opened, *self._what_ran(leaf, seen))
         if self.mode.uses_graphs and self.mode.outputs == "clone" and not seen.uncompiled:
             return leaf.cloned(result)
@@ -142,7 +147,7 @@ class Compiled(Launcher):
             self._why_uncompiled = f"it gave it up in a call that raised {type(error).__name__}: check inputs before it"
         if opened is None:
             return
-        if isinstance(error, leaf.FAILURES) and not seen.uncompiled and not seen.in_parts:
+        if isinstance(error, leaf.FAILURES) and not seen.uncompiled and not leaf.has_run(error):
             opened.ran = Ran("", self.asked.mode, failure_text(error))
         else:
             ran, why = self._what_ran(leaf, seen)

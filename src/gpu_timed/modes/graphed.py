@@ -353,14 +353,20 @@ class Graphed(Launcher):
         return ready if isinstance(ready, str) else (fresh, drawn, *ready)
 
     def _make_graph(self, taken: Any, fresh: list[Any], watch: Any, *, draws: bool) -> Captured:
+        likely = not watch.waits  # else what it waits for may be left out in the capture, or not
         with self._lock:
-            self._signatures.make_room(self.mode.max_graphs, self._let_go)
+            self._signatures.captures += 1
+            if likely:
+                self._signatures.make_room(self.mode.max_graphs, self._let_go)
         inside.depth += 1
         try:
             made: Captured = self._capturing.make(taken, fresh, watch, draws=draws)
-            return made
         finally:
             inside.depth -= 1
+        if not likely:
+            with self._lock:
+                self._signatures.make_room(self.mode.max_graphs, self._let_go)
+        return made
 
     def _give_up(self, known: Signature, captured: Captured | None, why: str) -> None:
         known.refused, known.captured = why, None

@@ -115,6 +115,8 @@ class Snapshot:
         self.launches = False
         self._places: set[tuple[int, Any]] = set()
         self._seen: set[int] = set()
+        #: Of those what is looked into, so that it does not change unseen.
+        self._opened: set[int] = set()
         self._keep: list[Any] = []
         self._todo: list[tuple[str, Any]] = []
         #: Empty dicts of modules of torch's own, which matter to what goes through them.
@@ -157,13 +159,21 @@ class Snapshot:
 
     def knows(self, value: Any) -> bool:
         """Return whether *value* is an argument, or stands somewhere: it is that one as long as the guards hold."""
-        return id(value) in self._seen
+        return id(value) in self._opened
 
     def replaced(self, was_read: Callable[[Any], bool]) -> str:
-        """Return where another tensor stands in the place of one that *was_read*; nothing if that is nowhere."""
+        """Return where another tensor stands in the place of one that *was_read*, or more beside such; or nothing."""
         for name, holder, key, was in self.held:
-            if type(was) is WasTensor and not same(_get(holder, key), was) and was_read(was.tensor):
-                return f"{name}{_shown(key)}".removeprefix(".")
+            weak = isinstance(key, Behind)
+            grows = (key.key if weak else key) is LENGTH
+            if (type(was) is not WasTensor and not grows) or same(now := _get(holder, key), was):
+                continue
+            if grows:
+                found = any(self._is_tensor(one) and was_read(one) for one in _inside_of(holder() if weak else holder))
+            else:
+                found = self._is_tensor(now) and not _is_alike(now, was) and was_read(was.tensor)
+            if found:
+                return f"{name}{'' if grows else _shown(key)}".removeprefix(".")
         return ""
 
     def guards(
@@ -253,6 +263,7 @@ class Snapshot:
         self._reach.look(value)  # it may stand around a function
         if _root(kind.__module__) not in _OPEN and is_closed(kind.__module__):
             return
+        self._opened.add(id(value))
         self._reach.classes(kind)
         self._attributes(name, value)
 
@@ -326,6 +337,17 @@ class Snapshot:
         self._place(name, value, CLASS)
         if type(inside) is dict and not _is_module(inside):
             self._place(name, value, ATTRIBUTES)
+
+
+def _inside_of(holder: Any) -> list[Any]:
+    return list(dict.values(holder)) if issubclass(type(holder), dict) else members(holder)
+
+
+def _is_alike(now: Any, was: WasTensor) -> bool:
+    """Return whether a tensor is another view of the same memory, which is no other tensor to what reads it."""
+    then = was.tensor
+    same_place = now.data_ptr() == was.address != 0
+    return bool(same_place and now.shape == then.shape and now.stride() == then.stride() and now.dtype == then.dtype)
 
 
 def _weakly(holder: Any, key: Any) -> tuple[Any, Any]:

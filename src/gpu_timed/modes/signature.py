@@ -135,7 +135,6 @@ class Signatures:
         graphs = [key for key, one in self._known.items() if one.captured is not None]
         if len(graphs) >= most:
             let_go(self._known.pop(graphs[0]))
-        self.captures += 1
 
     def with_graphs(self) -> list[Signature]:
         """Return those that have a graph."""

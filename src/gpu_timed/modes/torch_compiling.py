@@ -50,9 +50,11 @@ UNCOMPILED: Final = "torch ran it uncompiled"
 class Seen:
     """How a call ran."""
 
-    __slots__ = ("graphs", "in_parts", "uncompiled")
+    __slots__ = ("graphs", "in_parts", "prepared", "uncompiled")
 
-    def __init__(self) -> None:
+    def __init__(self, prepared: threading.Event | None = None) -> None:
+        #: What is to be set as the call comes to code of the user's.
+        self.prepared = prepared
         #: Why it, or a part of it, ran uncompiled: ``UNCOMPILED`` where torch does not say; or nothing.
         self.uncompiled = ""
         #: How many graphs were compiled in it.
@@ -71,16 +73,27 @@ _seeing: Final = _Seeing()
 
 def _ran_uncompiled() -> None:
     _seeing.call.uncompiled = UNCOMPILED
+    _prepared()
 
 
 def _ran_in_parts() -> None:
     _seeing.call.in_parts = True
+    _prepared()
 
 
-def begin() -> Seen:
-    """Begin to watch, on this thread, how a call runs; returns what :func:`end` takes."""
+def _prepared() -> None:
+    prepared = _seeing.call.prepared
+    if prepared is not None:
+        prepared.set()
+
+
+def begin(prepared: threading.Event | None = None) -> Seen:
+    """Begin to watch, on this thread, how a call runs; returns what :func:`end` takes.
+
+    *prepared* is set as soon as all that comes before the function's own code has been compiled.
+    """
     before = _seeing.call
-    _seeing.call = Seen()
+    _seeing.call = Seen(prepared)
     return before
 
 
@@ -133,6 +146,12 @@ def _around(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         called = name
     code = call.__code__.replace(co_name=called, co_qualname=name)
     return types.FunctionType(code, globals(), called, None, call.__closure__)
+
+
+_FRAMES: Final = frozenset(
+    part.co_firstlineno for part in _around.__code__.co_consts if isinstance(part, types.CodeType)
+)
+"""Where the frames around a function begin, which have its name."""
 
 
 class _Guarded:
@@ -188,6 +207,17 @@ def _as_it_is(module: Any, why: str) -> Callable[..., Any]:
         return module.forward(*args)
 
     return run
+
+
+def has_run(error: BaseException) -> bool:
+    """Return whether *error* came out of compiled code, and not of compiling it: whether a frame of it is passed."""
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_globals is globals() and frame.f_code.co_firstlineno in _FRAMES:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def is_limit(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from types import TracebackType
 from typing import Any, Final
 
 import torch
@@ -84,7 +85,23 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc] # torch is not read by myp
 
 
 class WithoutReads(_Mode):
-    """Keeps a capture from being broken by a function that was to leave out what makes the host wait."""
+    """Keeps a capture from being broken by a function that was to leave out what makes the host wait.
+
+    Raises:
+        Waits: At its end, too: what was raised in the midst of it may have been caught.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._broken = ""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it."""
+        super().__exit__(kind, error, trace)
+        if kind is None and self._broken:
+            raise Waits(self._broken)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run *func*.
@@ -94,7 +111,8 @@ class WithoutReads(_Mode):
         """
         name = getattr(getattr(func, "_schema", None), "name", "")
         if name in _READS:
-            raise Waits(_waits(name))
+            self._broken = self._broken or _waits(name)
+            raise Waits(self._broken)
         return func(*args, **(kwargs or {}))
 
 
@@ -250,7 +268,10 @@ class Watch(_Mode):
 
     def has_read(self, tensor: Any) -> bool:
         """Return whether the call worked on *tensor*, which was there before it."""
-        return not is_made_of_others(type(tensor)) and key_of(tensor) in self.outside
+        if is_made_of_others(type(tensor)):
+            parts = object.__getattribute__(tensor, "__dict__").values()
+            return any(self.has_read(one) for one in parts if isinstance(one, torch.Tensor))
+        return key_of(tensor) in self.outside
 
     def _look(self, name: str, taken: list[Any]) -> None:
         if name in _READS:
