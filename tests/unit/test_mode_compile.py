@@ -6,7 +6,7 @@ import os
 import threading
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -169,22 +169,19 @@ def test_graph_breaks_that_leave_one_graph_are_told(graphs: Graphs, function: An
     }
 
 
+def at_once(call: Callable[[], object]) -> None:
+    """Make *call* on twelve threads that begin together."""
+    ready = threading.Barrier(12)
+    with ThreadPoolExecutor(12) as pool:
+        for each in [pool.submit(lambda: (ready.wait(30), call())) for _ in range(12)]:
+            each.result(60)
+
+
 def test_threads_that_make_the_first_call_at_once_compile_it_once(graphs: Graphs) -> None:
     """Each by itself they would come to the recompile limit, and be uncompiled for good."""
     f = gpu_timed(lambda x: x + 1, name="f", mode=Compile(backend=graphs))
-    ready = threading.Barrier(12)
-
-    def call() -> None:
-        ready.wait(30)
-        for _ in range(2):
-            f(torch.ones(2))
-
     with capture() as records:
-        threads = [threading.Thread(target=call) for _ in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        at_once(lambda: [f(torch.ones(2)) for _ in range(2)])
     assert graphs.count == 1
     assert told(records) == [("compile", "compile")] * 24
 
@@ -229,17 +226,7 @@ def test_a_first_call_that_compiles_nothing_is_not_the_first(graphs: Graphs) -> 
     torch.compiler.set_stance("force_eager")
     f(torch.ones(2))
     torch.compiler.set_stance("default")
-    ready = threading.Barrier(12)
-
-    def call() -> None:
-        ready.wait(30)
-        f(torch.ones(2))
-
-    threads = [threading.Thread(target=call) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    at_once(lambda: f(torch.ones(2)))
     assert graphs.count == 1
 
 
