@@ -236,6 +236,28 @@ def test_a_read_whose_refusal_the_function_catches_makes_no_graph(asked: Device)
     assert "could not be captured (Waits:" in records[-1].mode_reason
 
 
+def test_a_read_inside_of_a_tensor_made_of_others_is_refused_too(asked: Device) -> None:
+    """Its class takes the operation apart, and looks into a part."""
+
+    class Looks(TwoTensor):  # type: ignore[misc]
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.mul.Tensor:
+                return args[1] * args[0].a.sum().item()
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    weight = Looks(x(3.0, 3.0), x(4.0, 4.0))
+
+    def function(a: Any) -> Any:
+        return None if torch.cuda.is_current_stream_capturing() and a is None else weight * a
+
+    f = gpu_timed(function, name="f", mode=GRAPH)
+    with capture() as records:
+        for _ in range(4):
+            assert f(x()).tolist() == [6.0, 12.0]
+    assert "could not be captured (Waits:" in records[-1].mode_reason
+
+
 def test_what_may_not_be_captured_takes_no_graph_s_place(asked: Device) -> None:
     def function(a: Any) -> Any:
         if torch.cuda.is_current_stream_capturing() and a is None:
