@@ -94,6 +94,64 @@ def test_an_argument_that_is_handed_out_is_that_one() -> None:
     assert records[-1].mode == "cuda_graph"
 
 
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "and backward"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        *(("MATH", "float32"), ("EFFICIENT_ATTENTION", "float32"), ("EFFICIENT_ATTENTION", "bfloat16")),
+        *(("FLASH_ATTENTION", "bfloat16"), ("CUDNN_ATTENTION", "bfloat16")),
+    ],
+)
+def test_attention_by_every_backend(backend: str, dtype: str, dropout: float, backward: bool) -> None:
+    """Some keep the seed of random numbers on the host where they are not captured."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def step(q: Any, k: Any, v: Any) -> Any:
+        with sdpa_kernel(getattr(SDPBackend, backend)), torch.set_grad_enabled(backward):
+            if backward:
+                q = q.detach().requires_grad_()
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+            return torch.autograd.grad(out.float().square().sum(), q)[0] if backward else out
+
+    f = gpu_timed(step, name="f", mode=CudaGraph(warmup=1))
+    torch.manual_seed(1)
+    calls = [[torch.randn(2, 4, 64, 64, device="cuda", dtype=getattr(torch, dtype)) for _ in "qkv"] for _ in range(5)]
+    torch.manual_seed(2)
+    with capture() as records, torch.no_grad():
+        found = [f(*call) for call in calls]
+    torch.manual_seed(2)
+    with torch.no_grad():
+        expected = [step(*call) for call in calls]
+    assert [record.mode for record in records][2:] == ["cuda_graph"] * 3, records[-2].mode_reason
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    "name", ["eigvals", "eig", "inv", "svd", "ldl_factor", "eigh", "cholesky", "lstsq", "lu_factor"]
+)
+def test_linear_algebra_in_which_the_host_waits_goes_on_as_ever(name: str) -> None:
+    """Here, and in what is called next on this thread without a mode."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    function = getattr(torch.linalg, name)
+    root = torch.randn(3, 5, 5, device="cuda")
+    given = (root @ root.mT + 5 * torch.eye(5, device="cuda"),) * (2 if name == "lstsq" else 1)
+    expected = pytree.tree_leaves(function(*given))
+    f = gpu_timed(function, name="f", mode=CudaGraph(warmup=1))
+    with capture() as records:
+        found = [f(*given) for _ in range(3)]
+    found += [function(*given) for _ in range(3)]
+    for each in found:
+        for one, other in zip(pytree.tree_leaves(each), expected, strict=True):
+            torch.testing.assert_close(one, other)
+    assert {record.mode for record in records} == {"eager"}
+    assert records[-1].mode_reason
+
+
 def small(kind: str, layers: int) -> Any:
     """Return a small model of transformers with random weights."""
     transformers = pytest.importorskip("transformers")

@@ -27,10 +27,13 @@ class Recorder(Watch):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.name == "aten::_local_scalar_dense":
             raise RuntimeError("operation not permitted when stream is capturing")
+        rearranges = torch.Tag.inplace_view in func.tags
+        if rearranges:  # no kernel does, and those before it know how the tensor lay
+            was = args[0].detach()
+            self.ops = pytree.tree_map(lambda one: was if one is args[0] else one, self.ops)
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if result is NotImplemented:
-            return result
-        self.ops.append((func, args, kwargs or {}, result))
+        if result is not NotImplemented and not rearranges:
+            self.ops.append((func, args, kwargs or {}, result))
         return result
 
 

@@ -17,6 +17,7 @@ from gpu_timed.testing import capture
 
 torch = pytest.importorskip("torch")
 from make_believe_graphs import Device  # noqa: E402
+from torch import library as operations  # noqa: E402
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 
 GRAPH = CudaGraph(warmup=1)
@@ -373,3 +374,129 @@ def test_what_changes_in_each_call_after_a_change_is_refused_at_the_second(graph
     assert held.count == 4
     assert "looked at again" in records[0].mode_reason
     assert [record.mode_reason.startswith("changes host state") for record in records] == [False, True, True, True]
+
+
+# -- attention ---------------------------------------------------------------------------------------------
+
+
+@operations.custom_op("gpu_timed_tests::attention", mutates_args=(), schema="(Tensor q) -> (Tensor o, Tensor l)")
+def attention_with_two(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return q * 2, torch.ones((), dtype=torch.float64)
+
+
+@operations.custom_op(
+    "gpu_timed_tests::attention_forward", mutates_args=(), schema="(Tensor q) -> (Tensor output, Tensor philox_seed)"
+)
+def attention(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return q * 2, torch.ones((), dtype=torch.float64)
+
+
+@operations.custom_op(
+    "gpu_timed_tests::attention_backward", mutates_args=(), schema="(Tensor grad, Tensor philox_seed) -> Tensor"
+)
+def attention_backward(grad: torch.Tensor, philox_seed: torch.Tensor) -> torch.Tensor:
+    return grad * 3
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda q: attention(q)[0], ""),
+        (lambda q: attention_backward(*attention(q)), ""),
+        (lambda q: attention_with_two(q)[0], "gpu_timed_tests::attention makes a tensor on cpu"),
+        (lambda q: attention(q)[0] + attention(q)[1], "aten::add works on a tensor on cpu"),
+        (lambda q: attention(q)[1], "an output is a tensor on cpu"),
+    ],
+    ids=["dropped", "to the backward pass", "another's", "computed with", "handed out"],
+)
+def test_what_attention_keeps_on_the_host_for_its_backward_pass(graphs: Device, call: Any, says: str) -> None:
+    """As torch's own does, of CUDA tensors: seed and offset of random numbers. All float64 is on the host here."""
+    f = gpu_timed(call, name="f", mode=GRAPH)
+    with capture() as records, torch.no_grad():
+        for _ in range(4):
+            assert torch.equal(f(x()), call(x()))
+    assert records[-1].mode == ("eager" if says else "cuda_graph")
+    assert says in records[-1].mode_reason
+
+
+@pytest.mark.parametrize("which", ["all of that name", "one of them"])
+def test_an_operation_of_torch_in_a_closure_keeps_what_it_finds(graphs: Device, which: str) -> None:
+    """Its attributes and caches fill when it is first called."""
+    operation = torch.ops.gpu_timed_tests.attention_forward
+    if which == "one of them":
+        operation = operation.default
+    found = iter(range(9))
+
+    def step(a: Any) -> Any:
+        vars(operation)[f"found_{which}_{next(found)}"] = a.shape
+        return operation(a)[0]
+
+    f = gpu_timed(step, name="f", mode=GRAPH)
+    with capture() as records:
+        for _ in range(4):
+            assert f(x(-1.0, 2.0)).tolist() == [-2.0, 4.0]
+    assert [record.mode for record in records] == ["eager", "eager", "cuda_graph", "cuda_graph"]
+
+
+# -- what changes how a tensor lies ----------------------------------------------------------------------
+
+
+def other_data(h: Any) -> None:
+    h.data = h.data.transpose(-1, -2)
+
+
+REARRANGED: dict[str, Callable[[Any], Any]] = {
+    "transpose_": lambda h: h.transpose_(-1, -2),
+    "squeeze_": lambda h: h.squeeze_(0),
+    "unsqueeze_": lambda h: h.unsqueeze_(0),
+    "as_strided_": lambda h: h.as_strided_((2,), (1,), 1),
+    "resize_": lambda h: h.resize_(1, 1, 1),
+    "set_": lambda h: h.set_(h.clone()),
+    "data": other_data,
+}
+
+
+def cube() -> Any:
+    return torch.arange(6.0).reshape(1, 2, 3)
+
+
+@pytest.mark.parametrize("how", REARRANGED)
+def test_state_that_is_rearranged_in_place_is_as_after_eager_calls(graphs: Device, how: str) -> None:
+    """A capture runs the host's part of the call once more, a replay none of it: shapes are of the host."""
+    states = [types.SimpleNamespace(h=cube()) for _ in range(2)]
+
+    def of(state: Any) -> Callable[[Any], Any]:
+        return lambda a: (REARRANGED[how](state.h), a * state.h.sum())[1]
+
+    f, expected = gpu_timed(of(states[0]), name="f", mode=GRAPH), of(states[1])
+    with capture() as records:
+        for _ in range(5):
+            assert torch.equal(f(x()), expected(x()))
+            assert (states[0].h.shape, states[0].h.stride()) == (states[1].h.shape, states[1].h.stride())
+            assert torch.equal(states[0].h, states[1].h)
+    assert {record.mode for record in records} == {"eager"}
+    assert ".h" in records[-1].mode_reason
+    assert graphs.captures == 0
+
+
+@pytest.mark.parametrize("inputs", ["copy", "static"])
+@pytest.mark.parametrize("how", REARRANGED)
+def test_an_argument_that_is_rearranged_in_place(graphs: Device, how: str, inputs: Any) -> None:
+    f = gpu_timed(lambda a: (REARRANGED[how](a), a * 2)[1], name="f", mode=CudaGraph(warmup=1, inputs=inputs))
+    with capture() as records:
+        for _ in range(4):
+            given, other = cube(), cube()
+            REARRANGED[how](other)
+            assert torch.equal(f(given), other * 2)
+            assert torch.equal(given, other)
+    assert {record.mode for record in records} == {"eager"}
+    assert "of an argument in place, which a replay would not" in records[-1].mode_reason
+    assert graphs.captures == 0
+
+
+def test_what_is_rearranged_and_made_in_the_call_is_its_own(graphs: Device) -> None:
+    f = gpu_timed(lambda a: a.view(-1).unsqueeze_(0).t_() * 2, name="f", mode=GRAPH)
+    with capture() as records:
+        for _ in range(4):
+            assert f(x()).tolist() == [[2.0], [4.0]]
+    assert records[-1].mode == "cuda_graph"

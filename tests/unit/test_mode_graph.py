@@ -631,6 +631,7 @@ def test_a_fallback_is_for_its_signature_alone(graphs: Device) -> None:
         (lambda a: a.view(-1), "a view of an argument"),
         (lambda a: {1, 2}, "an output is a set"),
         (lambda a: (a.nonzero(), a)[1] + 1, "aten::nonzero makes the host wait"),
+        (lambda a: torch.linalg.eigvals(a[:, None] * a).real, "aten::linalg_eig makes the host wait"),
     ],
 )
 def test_what_cannot_be_held_runs_eagerly_with_the_reason(graphs: Device, function: Any, says: str) -> None:

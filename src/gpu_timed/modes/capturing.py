@@ -168,6 +168,8 @@ class Capturing:
             return (
                 f"puts another tensor in the place of {replaced}, which it reads, and a replay would not: {_IN_PLACE}"
             )
+        if before.rearranged():
+            return "changes the shape, strides, dtype or memory of an argument in place, which a replay would not"
         moved = before.changed()
         if moved and self.mode.reset is None:
             return f"changes host state, which a replay would not: {moved} (declare CudaGraph(reset=…))"

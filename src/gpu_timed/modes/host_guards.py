@@ -64,10 +64,10 @@ class Guards:
     ) -> None:
         self._all = guards
         known = {id(was.tensor): was for _, _, was in guards if type(was) is WasTensor}
-        known.update((id(one), WasTensor(one, one.data_ptr())) for one in read if id(one) not in known)
+        known.update((id(one), WasTensor.of(one)) for one in read if id(one) not in known)
         #: All tensors among them.
-        self.tensors = [one for one, _ in known.values()]
-        self._addresses = [address for _, address in known.values()]
+        self.tensors = [was.tensor for was in known.values()]
+        self._addresses = [was.address for was in known.values()]
         self._are_at = (are_at or _are_at)(self.tensors)
         self._are_as_now = are_as_now(self.tensors) if are_as_now is not None and self.tensors else None
         #: Dicts that were empty, and lengths of what cannot be asked so.

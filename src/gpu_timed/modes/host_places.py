@@ -73,10 +73,28 @@ class Members(frozenset[int]):
 
 
 class WasTensor(NamedTuple):
-    """A tensor that stood there, and the address that it had."""
+    """A tensor that stood there, the address that it had, and how it lay there: :func:`_lies`."""
 
     tensor: Any
     address: int
+    lay: Any
+
+    @classmethod
+    def of(cls, tensor: Any) -> WasTensor:
+        """Return what *tensor* is now."""
+        return cls(tensor, tensor.data_ptr(), _lies(tensor))
+
+    def is_alike(self, tensor: Any) -> bool:
+        """Return whether *tensor*, it or another, is where it was, and lies there as it did."""
+        return bool(tensor.data_ptr() == self.address and _lies(tensor) == self.lay)
+
+
+def _lies(tensor: Any) -> Any:
+    """Return the shape, strides and dtype of *tensor*, each of which an operation may change in place."""
+    try:
+        return tensor.shape, tensor.stride(), tensor.dtype
+    except (RuntimeError, AttributeError, TypeError):
+        return None  # a sparse one has no strides
 
 
 def _built_in(holder: Any) -> Any:
@@ -140,7 +158,7 @@ def get(holder: Any, key: Any) -> Any:
 def same(value: Any, was: Any, depth: int = 0) -> bool:
     """Return whether *value* is what was there."""
     if type(was) is WasTensor:
-        return value is was.tensor and value.data_ptr() == was.address
+        return value is was.tensor and was.is_alike(value)
     if value is was:
         return True
     kind = type(was)

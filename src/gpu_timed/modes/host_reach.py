@@ -33,7 +33,7 @@ _CLOSED: Final = frozenset(
             "cuda",
             "opentelemetry",
         ),
-        *("wrapt", "_wrappers", "pandas", "scipy", "matplotlib", "tqdm", "wandb", "builtins"),
+        *("wrapt", "_wrappers", "pandas", "scipy", "matplotlib", "tqdm", "wandb", "pynvml", "psutil", "builtins"),
         *sys.stdlib_module_names,
     }
 )

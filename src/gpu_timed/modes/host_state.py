@@ -69,6 +69,8 @@ _CAN_BE_ANOTHERS: Final = 1 << 9
 """The flag of classes whose objects can be given another class: those made by a ``class`` statement."""
 _OPEN: Final = frozenset({"builtins", "torch", "collections", "types", "functools", "argparse", "enum", "__main__"})
 """Where objects come from that are looked into, of the modules whose functions are not."""
+_CACHING: Final = frozenset({"torch._ops"})
+"""Of those, whose objects are not: an operation of torch finds its kernels when it is first called, and keeps them."""
 _NO_STATE: Final = frozenset(
     {
         *("_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks"),
@@ -128,6 +130,7 @@ class Snapshot:
         else:
             self._follow("", function)
         given = [value for value in values if not is_plain(value)]
+        self._tensors = [WasTensor.of(value) for value in given if is_tensor(value)]
         #: Which are to be known and not to be kept alive: a cache of a request is one of them.
         self._arguments = set(map(id, given))
         self._todo += [("an argument", value) for value in given]
@@ -157,6 +160,10 @@ class Snapshot:
                 return f"{name}{_shown(key)}".removeprefix(".")
         return ""
 
+    def rearranged(self) -> bool:
+        """Return whether a tensor among the arguments has another shape, strides, dtype or memory than it had."""
+        return not all(was.is_alike(was.tensor) for was in self._tensors)
+
     def knows(self, value: Any) -> bool:
         """Return whether *value* is an argument, or stands somewhere: it is that one as long as the guards hold."""
         return id(value) in self._opened
@@ -171,7 +178,7 @@ class Snapshot:
             if grows:
                 found = any(self._is_tensor(one) and was_read(one) for one in _inside_of(holder() if weak else holder))
             else:
-                found = self._is_tensor(now) and not _is_alike(now, was) and was_read(was.tensor)
+                found = self._is_tensor(now) and _is_another(now, was) and was_read(was.tensor)
             if found:
                 return f"{name}{'' if grows else _shown(key)}".removeprefix(".")
         return ""
@@ -208,10 +215,10 @@ class Snapshot:
             self.held.append((name, holder, key, value))
             return
         if isinstance(asked, Special) and asked is not CELL and not isinstance(asked, Slot):
-            self.held.append((name, holder, key, WasTensor(value, value.data_ptr()) if asked is ITSELF else value))
+            self.held.append((name, holder, key, WasTensor.of(value) if asked is ITSELF else value))
             return
         if self._is_tensor(value):
-            self.held.append((name, holder, key, WasTensor(value, value.data_ptr())))
+            self.held.append((name, holder, key, WasTensor.of(value)))
             if self._is_made_of_others(type(value)):
                 self._inner(f"{name}{_shown(asked)}".removeprefix("."), value)
             return
@@ -261,7 +268,7 @@ class Snapshot:
         elif is_array(value):
             self._place(name, value, CONTENTS)
         self._reach.look(value)  # it may stand around a function
-        if _root(kind.__module__) not in _OPEN and is_closed(kind.__module__):
+        if kind.__module__ in _CACHING or (_root(kind.__module__) not in _OPEN and is_closed(kind.__module__)):
             return
         self._opened.add(id(value))
         self._reach.classes(kind)
@@ -343,11 +350,11 @@ def _inside_of(holder: Any) -> list[Any]:
     return list(dict.values(holder)) if issubclass(type(holder), dict) else members(holder)
 
 
-def _is_alike(now: Any, was: WasTensor) -> bool:
-    """Return whether a tensor is another view of the same memory, which is no other tensor to what reads it."""
-    then = was.tensor
-    same_place = now.data_ptr() == was.address != 0
-    return bool(same_place and now.shape == then.shape and now.stride() == then.stride() and now.dtype == then.dtype)
+def _is_another(now: Any, was: WasTensor) -> bool:
+    """Return whether a tensor is no view of the same memory, which is the same tensor to what reads it."""
+    if now is was.tensor:
+        return bool(now.data_ptr() != was.address)  # it was given other memory
+    return not (was.address and was.is_alike(now))
 
 
 def _weakly(holder: Any, key: Any) -> tuple[Any, Any]:
