@@ -129,27 +129,32 @@ def test_attention_by_every_backend(backend: str, dtype: str, dropout: float, ba
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize(
-    "name", ["eigvals", "eig", "inv", "svd", "ldl_factor", "eigh", "cholesky", "lstsq", "lu_factor"]
+    ("name", "options"),
+    [
+        *(("eigvals", {}), ("eig", {}), ("eigh", {}), ("inv", {}), ("ldl_factor", {}), ("cholesky", {}), ("lstsq", {})),
+        *(("lu_factor", {}), ("svdvals", {"driver": "gesvd"}), ("svdvals", {"driver": "gesvdj"}), ("svdvals", {})),
+    ],
 )
-def test_linear_algebra_in_which_the_host_waits_goes_on_as_ever(name: str) -> None:
-    """Here, and in what is called next on this thread without a mode."""
+def test_linear_algebra_goes_on_as_ever(name: str, options: Any, count: int, dtype: str) -> None:
+    """Here, and in what is called next on this thread without a mode: a capture of most of it fails."""
     import torch
     from torch.utils import _pytree as pytree
 
     function = getattr(torch.linalg, name)
-    root = torch.randn(3, 5, 5, device="cuda")
+    root = torch.randn(count, 5, 5, device="cuda", dtype=getattr(torch, dtype)).squeeze(0)
     given = (root @ root.mT + 5 * torch.eye(5, device="cuda"),) * (2 if name == "lstsq" else 1)
-    expected = pytree.tree_leaves(function(*given))
+    expected = pytree.tree_leaves(function(*given, **options))
     f = gpu_timed(function, name="f", mode=CudaGraph(warmup=1))
     with capture() as records:
-        found = [f(*given) for _ in range(3)]
-    found += [function(*given) for _ in range(3)]
+        found = [f(*given, **options) for _ in range(3)]
+    found += [function(*given, **options) for _ in range(3)]
     for each in found:
         for one, other in zip(pytree.tree_leaves(each), expected, strict=True):
             torch.testing.assert_close(one, other)
-    assert {record.mode for record in records} == {"eager"}
-    assert records[-1].mode_reason
+    assert records[-1].mode == "cuda_graph" or records[-1].mode_reason
 
 
 def small(kind: str, layers: int) -> Any:

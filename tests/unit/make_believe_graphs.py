@@ -110,6 +110,9 @@ class Device:
     def is_same_state(self, before: Any, after: Any) -> bool:
         return bool(torch.equal(before, after))
 
+    def mend_solver(self, tensor: Any) -> None:
+        self.asked.append("mend")
+
     def held(self) -> int:
         return sum(graph.nbytes for graph in self.graphs if not graph.released)
 

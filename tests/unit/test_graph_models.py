@@ -500,3 +500,16 @@ def test_what_is_rearranged_and_made_in_the_call_is_its_own(graphs: Device) -> N
         for _ in range(4):
             assert f(x()).tolist() == [[2.0], [4.0]]
     assert records[-1].mode == "cuda_graph"
+
+
+def test_after_a_capture_that_failed_the_solver_of_matrices_is_mended(graphs: Device) -> None:
+    """Its handle would fail in the next call of anybody on this thread."""
+    graphs.failing = RuntimeError("cusolver error")
+    with capture() as records:
+        for function in (lambda a: a * 2, lambda a: torch.linalg.eigvalsh(a[:, None] * a)):
+            f = gpu_timed(function, name="f", mode=GRAPH)
+            for _ in range(3):
+                assert torch.equal(f(x()), function(x()))
+            graphs.asked.append("next")
+    assert ["cusolver error" in record.mode_reason for record in records] == [False, True, True] * 2
+    assert graphs.asked == ["next", "mend", "next"]

@@ -295,3 +295,20 @@ def test_room_is_what_the_driver_has_and_what_torch_keeps_for_all(
     assert snapshots == [True]
     assert device.room(tensor, 100) == 100  # it takes milliseconds where there are many tensors
     assert snapshots == [True]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_solver_of_matrices_is_mended_by_a_call_of_no_consequence(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Which may be the one that fails."""
+    asked: list[Any] = []
+
+    def solves(matrix: Any) -> Any:
+        asked.append(matrix.shape)
+        if fails:
+            raise RuntimeError("cusolver error")
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", solves)
+    torch_graphs.Device(machine.relaxed, Ground()).mend_solver(torch.ones(3))
+    assert asked == [(2, 2)]

@@ -234,7 +234,12 @@ class Capturing:
             with around:
                 return self._function(*positional, **by_name)
 
-        graph = self._device.capture(static, call, by_torch=draws or watch.streams)
+        try:
+            graph = self._device.capture(static, call, by_torch=draws or watch.streams)
+        except BaseException:
+            if watch.solves:
+                self._device.mend_solver(static[0])
+            raise
         values, of = self._values, self._watching.key_of
         keys = [of(tensor) for tensor in taken.tensors]
         made = Captured(graph, static, [one for key, one in watch.outside.items() if key not in keys], values.is_tensor)

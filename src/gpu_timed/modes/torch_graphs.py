@@ -214,6 +214,15 @@ class Device:
         """Return whether no random number was drawn between two states."""
         return bool(torch.equal(before, after))
 
+    def mend_solver(self, tensor: Any) -> None:
+        """Have cuSOLVER work as ever on the device of *tensor*, after a capture failed in which it took part.
+
+        The next call of its handle for this thread would fail, and only that (eigenvalues and singular values, after a
+        capture by torch, too; seen with torch 2.11 and CUDA 13): so it is one of no consequence. Never raises.
+        """
+        with contextlib.suppress(Exception), self.relaxed():
+            torch.linalg.cholesky_ex(torch.eye(2, device=tensor.device))
+
     def held(self) -> int:
         """Return how many bytes of memory all graphs of the function held after the last capture."""
         return sum(pool.held for pool in self._pools.values())

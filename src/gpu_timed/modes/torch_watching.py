@@ -37,8 +37,7 @@ _READS: Final = frozenset(
 )
 """Operations whose result, or its size, the host has to wait for.
 
-There are more, in which it waits out of the dispatcher's sight: a capture of such fails, and that is all. But after one
-of cuSOLVER's general eigenvalues the next call of the same raises (seen with torch 2.11, by its own capture, too).
+There are more, in which it waits out of the dispatcher's sight: a capture of such fails.
 """
 _INDICES: Final = frozenset({torch.int32, torch.int64})
 _ASSERTS: Final = frozenset(
@@ -150,6 +149,8 @@ class Watch(_Mode):
         self._stream = where() if where is not None else 0
         #: Whether it works on more than one stream, and whether it may draw random numbers.
         self.streams = self.draws = False
+        #: Whether it decomposes matrices, by cuSOLVER, say.
+        self.solves = False
         #: Whether the device may stop, for the whole process, if it is run on other tensors than the function has now:
         #: an index is beyond what was a smaller table (embeddings, gathers). Of operations that are not torch's, too.
         self.may_stop = False
@@ -226,6 +227,7 @@ class Watch(_Mode):
             told = func.namespace in _BETWEEN_RANKS  # else what it does inside is not seen: vLLM's all_reduce, say
             self.talks = EXCHANGES if told else f"{schema.name} may exchange data with other ranks"
         self.may_stop = self.may_stop or _may_stop(func, taken)
+        self.solves = self.solves or "linalg" in schema.name
         for one in taken:
             key = one.untyped_storage()._cdata  # noqa: SLF001 - the storage itself, whatever its address
             if key not in self._born:
