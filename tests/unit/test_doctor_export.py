@@ -309,7 +309,7 @@ def test_other_threads_may_log_meanwhile(silent, caplog):
     assert "the application's own" in caplog.text
     assert caplog.text.count("WARNING") == 1
     time.sleep(0.3)
-    assert logger.filters == before
+    assert set(logger.filters) <= set(before)  # one of another test's may still have been there, and gone since
 
 
 def test_nothing_is_left_running(silent):
