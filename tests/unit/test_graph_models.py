@@ -506,10 +506,21 @@ def test_after_a_capture_that_failed_the_solver_of_matrices_is_mended(graphs: De
     """Its handle would fail in the next call of anybody on this thread."""
     graphs.failing = RuntimeError("cusolver error")
     with capture() as records:
-        for function in (lambda a: a * 2, lambda a: torch.linalg.eigvalsh(a[:, None] * a)):
+        for function in (lambda a: a / a.norm(), lambda a: torch.linalg.eigvalsh(a[:, None] * a)):
             f = gpu_timed(function, name="f", mode=GRAPH)
             for _ in range(3):
                 assert torch.equal(f(x()), function(x()))
             graphs.asked.append("next")
     assert ["cusolver error" in record.mode_reason for record in records] == [False, True, True] * 2
     assert graphs.asked == ["next", "mend", "next"]
+
+
+@pytest.mark.parametrize(("outputs", "stride"), [("clone", (2, 1)), ("alias", (3, 1))])
+def test_an_output_that_is_a_part_of_a_larger_tensor_comes_packed(
+    graphs: Device, outputs: Any, stride: tuple[int, int]
+) -> None:
+    f = gpu_timed(lambda a: (a * 2)[:, 1:], name="f", mode=CudaGraph(warmup=1, outputs=outputs))
+    for _ in range(4):
+        found = f(torch.ones(2, 3))
+        assert torch.equal(found, torch.full((2, 2), 2.0))
+    assert found.stride() == stride

@@ -39,6 +39,8 @@ _READS: Final = frozenset(
 
 There are more, in which it waits out of the dispatcher's sight: a capture of such fails.
 """
+_BY_NO_SOLVER: Final = frozenset({"aten::linalg_vector_norm", "aten::linalg_cross"})
+"""Of linear algebra what many compute that decompose no matrix: they are to make no handle of cuSOLVER's."""
 _INDICES: Final = frozenset({torch.int32, torch.int64})
 _ASSERTS: Final = frozenset(
     {
@@ -227,7 +229,7 @@ class Watch(_Mode):
             told = func.namespace in _BETWEEN_RANKS  # else what it does inside is not seen: vLLM's all_reduce, say
             self.talks = EXCHANGES if told else f"{schema.name} may exchange data with other ranks"
         self.may_stop = self.may_stop or _may_stop(func, taken)
-        self.solves = self.solves or "linalg" in schema.name
+        self.solves = self.solves or ("linalg" in schema.name and schema.name not in _BY_NO_SOLVER)
         for one in taken:
             key = one.untyped_storage()._cdata  # noqa: SLF001 - the storage itself, whatever its address
             if key not in self._born:
